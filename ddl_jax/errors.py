@@ -1,0 +1,21 @@
+"""The one exception for bad input: a single readable line, shown without a traceback."""
+
+from collections.abc import Iterable
+import difflib
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used. The message is one line: path, value, rule, and what would be legal."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A suggestion for a misspelt `word` ("; did you mean 'width'?"), or a list of what is `known`."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def nearest_multiples(value: int, divisor: int) -> str:
+    """The multiples of `divisor` around `value`, as text ("768, 774"), leaving out zero."""
+    below = value // divisor * divisor
+    return ", ".join(str(multiple) for multiple in (below, below + divisor) if multiple > 0)
