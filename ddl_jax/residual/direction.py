@@ -1,0 +1,55 @@
+"""Where the unnormalised direction h (B, T, d) comes from: the sublayer's output, or a light module over the context."""
+
+from flax import nnx
+import jax
+from jaxtyping import Array, Float
+
+from ddl_jax.config import ResidualConfig
+from ddl_jax.parameters import normal
+
+Features = Float[Array, "batch tokens width"]
+
+
+class SublayerDirection(nnx.Module):
+    """h is the sublayer's output."""
+
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+        pass
+
+    def __call__(self, branch: Features, context: Features) -> Features:
+        return branch
+
+
+class MlpDirection(nnx.Module):
+    """h = W₂ gelu(W₁ c): the direction by a light MLP (first version of the paper)."""
+
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+        std = 0.5 / width**0.5
+        self.input = normal(rngs, (width, config.direction_width), std)
+        self.output = normal(rngs, (config.direction_width, width), std)
+
+    def __call__(self, branch: Features, context: Features) -> Features:
+        dtype = context.dtype
+        return jax.nn.gelu(context @ self.input[...].astype(dtype)) @ self.output[...].astype(dtype)
+
+
+class AttentionDirection(nnx.Module):
+    """h by causal one-head attention over the context (first version of the paper)."""
+
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+        std = 0.5 / width**0.5
+        self.query = normal(rngs, (width, config.direction_width), std)
+        self.key = normal(rngs, (width, config.direction_width), std)
+        self.value = normal(rngs, (width, config.direction_width), std)
+        self.output = normal(rngs, (config.direction_width, width), std)
+
+    def __call__(self, branch: Features, context: Features) -> Features:
+        dtype = context.dtype
+        query, key, value = (
+            (context @ weight[...].astype(dtype))[:, :, None] for weight in (self.query, self.key, self.value)
+        )
+        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        return mixed[:, :, 0] @ self.output[...].astype(dtype)
+
+
+DIRECTIONS = {"sublayer": SublayerDirection, "mlp": MlpDirection, "attention": AttentionDirection}

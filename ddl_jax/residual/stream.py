@@ -1,0 +1,88 @@
+"""The residual-stream interface: all that a Transformer knows about how its sublayers are joined.
+
+    state = stream.expand(embedding)
+    for i, (norm, sublayer) in enumerate(...):
+        x = stream.read(state, i)                              what the sublayer sees
+        context = norm(x)
+        state = stream.write(state, sublayer(context), context, x, i)
+    y = stream.reduce(state)                                   the final read
+
+A model that scans over its layers takes `stream.first_read` and scans over `stream.connections()` instead: each
+connection writes, then reads for the sublayer that follows, in one pass over the state.
+"""
+
+from flax import nnx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ddl_jax.config import ResidualConfig
+from ddl_jax.parameters import at, stacked
+from ddl_jax.residual.expansion import EXPANSIONS
+from ddl_jax.residual.reader import READERS
+from ddl_jax.residual.update import UPDATES
+
+State = Float[Array, "batch tokens channels width"]
+Features = Float[Array, "batch tokens width"]
+
+
+class Connection(nnx.Module):
+    """One sublayer's update and the reader that follows it, cut out of a stream (or a stack of them)."""
+
+    def __init__(self, update: nnx.Module, next_reader: nnx.Module):
+        self.update = update
+        self.next_reader = next_reader
+
+    def write_then_read(
+        self, state: State, branch: Features, context: Features, x: Features
+    ) -> tuple[State, Features]:
+        """The state after this sublayer's write, and what comes to be read next."""
+        return self.update.write_then_read(state, branch, context, x, self.next_reader)
+
+
+class DeltaStream(nnx.Module):
+    """The residual stream of a whole model, of any kind: the delta rule, its controls, or the plain addition.
+
+    Args:
+        config: which kind, and its settings; None fields are filled in.
+        width: d, the features of the embedding.
+        sublayers: how many sublayers write into the stream (2 per Transformer block).
+        rngs: the source of initial parameters.
+        dtype: of the residual state.
+    """
+
+    def __init__(
+        self, config: ResidualConfig, *, width: int, sublayers: int, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32
+    ):
+        config = config.resolve(width)
+        self.config, self.width, self.sublayers, self.dtype = config, width, sublayers, dtype
+        # Sublayer i reads with reader i; shared, the two sublayers of a block read with one. The last is the final read.
+        self.readers_used = [i // 2 if config.shared_reader else i for i in range(sublayers)]
+        self.readers_used.append(self.readers_used[-1] + 1)
+        self.expansion = EXPANSIONS[config.expansion](config, width, rngs)
+        self.updates = stacked(lambda rngs: UPDATES[config.kind](config, width, rngs), sublayers, rngs)
+        readers = self.readers_used[-1] + 1
+        self.readers = stacked(lambda rngs: READERS[config.reader](config, width, rngs), readers, rngs)
+
+    def expand(self, embedding: Features) -> State:
+        """The first residual state."""
+        return self.expansion(embedding).astype(self.dtype)
+
+    def read(self, state: State, sublayer: int) -> Features:
+        """What the given sublayer (counted from 0) sees."""
+        return at(self.readers, self.readers_used[sublayer])(state)
+
+    def write(self, state: State, branch: Features, context: Features, x: Features, sublayer: int) -> State:
+        """The state after the sublayer's output `branch`, computed from `context`, the norm of its read `x`."""
+        return at(self.updates, sublayer).write(state, branch, context, x)
+
+    def reduce(self, state: State) -> Features:
+        """The final read, for the last norm and the head."""
+        return at(self.readers, self.readers_used[-1])(state)
+
+    def connections(self) -> Connection:
+        """A stack with one connection per sublayer; slice it, or scan over it."""
+        return Connection(self.updates, at(self.readers, jnp.array(self.readers_used[1:])))
+
+    def diagnostics(self, state: State, branch: Features, context: Features, x: Features, sublayer: int):
+        """What the sublayer's write does, as a dict of arrays (B, T); empty for additive kinds."""
+        return at(self.updates, sublayer).diagnostics(state, branch, context, x)

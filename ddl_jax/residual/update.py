@@ -1,0 +1,88 @@
+"""Updates: what one sublayer's output does to the residual state. The equations of the paper live in `DeltaUpdate`."""
+
+from flax import nnx
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from ddl_jax.config import ResidualConfig
+from ddl_jax.residual.direction import DIRECTIONS
+from ddl_jax.residual.gate import Gate
+from ddl_jax.residual.reader import ChannelReader
+from ddl_jax.residual.value import Value
+from pallas_kernels import rewrite, rewrite_and_read
+
+State = Float[Array, "batch tokens channels width"]
+Features = Float[Array, "batch tokens width"]
+
+
+class AdditiveUpdate(nnx.Module):
+    """X' = X + h in every channel: the plain residual addition, and its expanded control."""
+
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+        pass
+
+    def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
+        h = branch.astype(jnp.float32)[:, :, None]
+        return (state.astype(jnp.float32) + h).astype(state.dtype)
+
+    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader):
+        """The new state and what `reader` sees of it."""
+        state = self.write(state, branch, context, x)
+        return state, reader(state)
+
+    def diagnostics(self, state: State, branch: Features, context: Features, x: Features) -> dict[str, Array]:
+        return {}
+
+
+class DeltaUpdate(nnx.Module):
+    """X' = X + β k (vᵀ − kᵀX), with k = h / sqrt(‖h‖² + ε²) (paper eq. 2.2); write-only: X' = X + β k vᵀ."""
+
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+        self.epsilon = config.epsilon
+        self.erase = config.kind == "delta"
+        self.direction = DIRECTIONS[config.direction](config, width, rngs)
+        self.value = Value(config.value, width, config.value_channels, rngs)
+        self.gate = Gate(config.gate, width, rngs)
+
+    def _edit(self, branch: Features, context: Features, x: Features):
+        """h (B, T, d), v (B, T, V) and β (B, T)."""
+        return self.direction(branch, context), self.value(branch, context, x), self.gate(context)
+
+    def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
+        h, v, β = self._edit(branch, context, x)
+        return rewrite(state, h, v, β, epsilon=self.epsilon, erase=self.erase)
+
+    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader):
+        """The new state and what `reader` sees of it, in one pass over the state where the reader allows it."""
+        if not isinstance(reader, ChannelReader):
+            state = self.write(state, branch, context, x)
+            return state, reader(state)
+        h, v, β = self._edit(branch, context, x)
+        return rewrite_and_read(state, h, v, β, reader.weights(), epsilon=self.epsilon, erase=self.erase)
+
+    def diagnostics(self, state: State, branch: Features, context: Features, x: Features) -> dict[str, Array]:
+        """The gate β, ρ = ‖k‖², and the discrepancy ‖v − kᵀX‖ before and after the edit, each (B, T)."""
+        h, v, β = self._edit(branch, context, x)
+        h = h.astype(jnp.float32)
+        k = h * lax.rsqrt(jnp.sum(h * h, axis=-1, keepdims=True) + self.epsilon**2)
+
+        def discrepancy(state: State) -> Float[Array, "batch tokens"]:
+            readout = jnp.sum(k[:, :, None] * state.astype(jnp.float32), axis=-1)
+            return jnp.linalg.norm(v - readout, axis=-1)
+
+        after = rewrite(state, h, v, β, epsilon=self.epsilon, erase=self.erase)
+        return {
+            "gate": β,
+            "rho": jnp.sum(k * k, axis=-1),
+            "discrepancy_before": discrepancy(state),
+            "discrepancy_after": discrepancy(after),
+        }
+
+
+UPDATES = {
+    "additive": AdditiveUpdate,
+    "additive_expanded": AdditiveUpdate,
+    "write_only": DeltaUpdate,
+    "delta": DeltaUpdate,
+}

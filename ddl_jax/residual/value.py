@@ -1,0 +1,40 @@
+"""The value v (B, T, V): the read-out that each channel should have along the direction."""
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ddl_jax.config import ValueConfig
+from ddl_jax.parameters import Bias, normal
+
+
+class Value(nnx.Module):
+    """v = scale · activation(W source + b), or a constant; in float32.
+
+    The source is the normalised `context`, the un-normalised `read`, or the sublayer's output `branch`.
+    """
+
+    def __init__(self, config: ValueConfig, width: int, channels: int, rngs: nnx.Rngs):
+        self.config = config
+        self.channels = channels
+        if config.constant is None:
+            self.weight = normal(rngs, (width, channels), 0.5 / width**0.5)
+            if config.bias:
+                bound = width**-0.5
+                self.bias = Bias(jax.random.uniform(rngs.params(), (channels,), minval=-bound, maxval=bound))
+
+    def __call__(
+        self,
+        branch: Float[Array, "batch tokens width"],
+        context: Float[Array, "batch tokens width"],
+        read: Float[Array, "batch tokens width"],
+    ) -> Float[Array, "batch tokens channels"]:
+        config = self.config
+        if config.constant is not None:
+            return jnp.full((*context.shape[:-1], self.channels), config.constant, jnp.float32)
+        source = {"context": context, "read": read, "branch": branch}[config.source]
+        logits = jnp.matmul(source.astype(jnp.float32), self.weight[...], precision="highest")
+        if config.bias:
+            logits = logits + self.bias[...]
+        return config.scale * (jax.nn.sigmoid(logits) if config.activation == "sigmoid" else logits)

@@ -1,0 +1,70 @@
+"""Cross-entropy in chunks of tokens: the logits (tokens, vocabulary) never exist at once."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ddl_jax.transformer.model import head
+
+CHUNK = 1024  # tokens; at the paper's vocabulary a chunk's float32 logits take 206 MB
+IGNORED = -1  # a target that does not count
+
+
+@jax.custom_vjp
+def cross_entropy(
+    features: Float[Array, "tokens width"], weight: Float[Array, "vocab width"], targets: Int[Array, "tokens"]
+) -> Float[Array, ""]:
+    """Sum over tokens of −log softmax(features · weightᵀ)[target], in nats; targets of −1 are left out.
+
+    Differentiated, it computes the gradients chunk by chunk while the logits are at hand, so that they are made once.
+    """
+
+    def add_chunk(total, chunk):
+        nats, _ = _chunk_nats(*chunk, weight)
+        return total + nats, None
+
+    return jax.lax.scan(add_chunk, jnp.float32(0), _chunks(features, targets))[0]
+
+
+def _chunks(features, targets):
+    count = -(-features.shape[0] // CHUNK)
+    size = -(-features.shape[0] // count)
+    padding = count * size - features.shape[0]
+    features = jnp.pad(features, ((0, padding), (0, 0)))
+    targets = jnp.pad(targets, (0, padding), constant_values=IGNORED)
+    return features.reshape(count, size, -1), targets.reshape(count, size)
+
+
+def _chunk_nats(features, targets, weight):
+    logits = head(features, weight)
+    normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    counted = targets != IGNORED
+    chosen = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=-1)
+    return jnp.sum(jnp.where(counted[:, None], normalizer - chosen, 0.0)), (logits, normalizer, counted)
+
+
+def _forward(features, weight, targets):
+    def add_chunk(carry, chunk):
+        total, d_weight = carry
+        chunk_features, chunk_targets = chunk
+        nats, (logits, normalizer, counted) = _chunk_nats(*chunk, weight)
+        hit = jnp.arange(logits.shape[-1]) == chunk_targets[:, None]
+        error = (jnp.where(counted[:, None], jnp.exp(logits - normalizer) - hit, 0.0)).astype(features.dtype)
+        d_weight += jnp.einsum("tv,td->vd", error, chunk_features, preferred_element_type=jnp.float32)
+        d_features = jnp.einsum("tv,vd->td", error, weight, preferred_element_type=jnp.float32)
+        return (total + nats, d_weight), d_features.astype(features.dtype)
+
+    start = (jnp.float32(0), jnp.zeros(weight.shape, jnp.float32))
+    (total, d_weight), d_features = jax.lax.scan(add_chunk, start, _chunks(features, targets))
+    d_features = d_features.reshape(-1, features.shape[1])[: features.shape[0]]
+    return total, (d_features, d_weight.astype(weight.dtype))
+
+
+def _backward(saved, d_total):
+    d_features, d_weight = saved
+    return (d_total * d_features).astype(d_features.dtype), (d_total * d_weight).astype(d_weight.dtype), None
+
+
+cross_entropy.defvjp(_forward, _backward)

@@ -1,0 +1,39 @@
+"""AdamW after clipping by global norm, under linear warm-up and cosine decay."""
+
+from flax import nnx
+import jax
+import optax
+
+from ddl_jax.config import OptimizerConfig
+from ddl_jax.parameters import Weight
+
+
+def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """Linear from 0 to the peak over the warm-up, then cosine to `final_fraction` of it at the last step."""
+    return optax.schedules.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        decay_steps=steps,
+        end_value=config.final_fraction * config.learning_rate,
+    )
+
+
+def decays(parameters: nnx.State) -> nnx.State:
+    """True for each parameter that has weight decay: the weights. Decided by role, not by number of dimensions."""
+    is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
+    return jax.tree.map(lambda variable: variable.replace(isinstance(variable, Weight)), parameters, is_leaf=is_variable)
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """The chain: clip by global norm, AdamW with decay on weights, the schedule."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            learning_rate_schedule(config, steps),
+            b1=config.betas[0],
+            b2=config.betas[1],
+            weight_decay=config.weight_decay,
+            mask=decays,
+        ),
+    )

@@ -1,0 +1,84 @@
+"""One optimiser step, as a pure function of the training state and a batch."""
+
+from typing import NamedTuple
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+import optax
+
+from ddl_jax.config import Config
+from ddl_jax.training.loss import IGNORED, cross_entropy
+from ddl_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from ddl_jax.transformer import Transformer
+
+
+class TrainState(NamedTuple):
+    """All that a step changes; all that a checkpoint holds."""
+
+    step: Int[Array, ""]  # steps done
+    parameters: nnx.State
+    optimizer: optax.OptState
+
+
+class Batch(NamedTuple):
+    """Sequences of tokens and, at each position, the token that follows (−1: not counted)."""
+
+    tokens: Int[Array, "sequences tokens"]
+    targets: Int[Array, "sequences tokens"]
+
+
+def init_state(config: Config) -> tuple[nnx.GraphDef, TrainState]:
+    """The model's structure, and the state at step 0: a pure function of the configuration."""
+    graph, parameters = nnx.split(Transformer(config.model, rngs=nnx.Rngs(params=config.seed)), nnx.Param)
+    optimizer = make_optimizer(config.optimizer, config.training.steps)
+    return graph, TrainState(jnp.int32(0), parameters, optimizer.init(parameters))
+
+
+def total_nats(model: Transformer, batch: Batch, *, unroll: int = 1) -> Float[Array, ""]:
+    """The sum over the batch's counted targets of the negative log-likelihood, in nats."""
+    features = model.features(batch.tokens, unroll=unroll)
+    return cross_entropy(features.reshape(-1, features.shape[-1]), model.head_weight(), batch.targets.reshape(-1))
+
+
+def make_train_step(graph: nnx.GraphDef, config: Config):
+    """The function (state, batch) → (state, metrics), to be jitted with the state donated.
+
+    Gradients are accumulated over microbatches as sums over tokens and divided once by the batch's token count, so that
+    the result does not depend on the microbatch size, wherever the ignored targets are.
+    """
+    training = config.training
+    optimizer = make_optimizer(config.optimizer, training.steps)
+    schedule = learning_rate_schedule(config.optimizer, training.steps)
+
+    def nats(parameters: nnx.State, batch: Batch):
+        return total_nats(nnx.merge(graph, parameters), batch, unroll=training.unroll)
+
+    def nats_and_gradient(parameters: nnx.State, batch: Batch):
+        micro = training.microbatch_size
+        if batch.tokens.shape[0] == micro:
+            return jax.value_and_grad(nats)(parameters, batch)
+
+        def add(total, microbatch):
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(nats)(parameters, microbatch)), None
+
+        start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, parameters))
+        microbatches = jax.tree.map(lambda a: a.reshape(-1, micro, *a.shape[1:]), batch)
+        return jax.lax.scan(add, start, microbatches)[0]
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+        total, gradient = nats_and_gradient(state.parameters, batch)
+        count = jnp.sum(batch.targets != IGNORED)
+        gradient = jax.tree.map(lambda g: g / count, gradient)
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.parameters)
+        parameters = optax.apply_updates(state.parameters, updates)
+        metrics = {
+            "loss": total / count,
+            "grad_norm": optax.global_norm(gradient),
+            "parameter_norm": optax.global_norm(parameters),
+            "learning_rate": schedule(state.step),
+        }
+        return TrainState(state.step + 1, parameters, optimizer_state), metrics
+
+    return train_step

@@ -1,0 +1,49 @@
+"""Causal multi-head attention: RoPE, then RMSNorm on queries and keys."""
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from ddl_jax.config import TransformerConfig
+from ddl_jax.parameters import normal
+from ddl_jax.transformer.norm import RMSNorm
+
+ROPE_BASE = 10000.0  # the paper's and the official code's
+
+
+def rope_angles(tokens: int, head_dim: int) -> Float[Array, "tokens half"]:
+    """Position times frequency, in float32: t · base^(−2i/D) for i < D/2."""
+    frequencies = ROPE_BASE ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    return jnp.arange(tokens, dtype=jnp.float32)[:, None] * frequencies
+
+
+def rotate(x: Float[Array, "batch tokens heads dim"], angles: Float[Array, "tokens half"]):
+    """RoPE on halves: (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin), in float32."""
+    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+class Attention(nnx.Module):
+    """softmax(q kᵀ / √D) v under a causal mask, without biases."""
+
+    def __init__(self, config: TransformerConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+        d, H, D = config.width, config.heads, config.head_dim
+        self.dtype = dtype
+        self.qkv = normal(rngs, (d, 3, H, D), 0.5 / d**0.5)
+        self.output = normal(rngs, (H, D, d), 0.5 / d**0.5 / config.layers**0.5)
+        self.query_norm = RMSNorm(D, dtype) if config.qk_norm else None
+        self.key_norm = RMSNorm(D, dtype) if config.qk_norm else None
+
+    def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens width"]:
+        batch, tokens, d = context.shape
+        _, _, H, D = self.qkv.shape
+        qkv = (context @ self.qkv[...].astype(self.dtype).reshape(d, -1)).reshape(batch, tokens, 3, H, D)
+        angles = rope_angles(tokens, D)
+        query, key = rotate(qkv[:, :, 0], angles), rotate(qkv[:, :, 1], angles)
+        if self.query_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = query.astype(self.dtype), key.astype(self.dtype)
+        mixed = jax.nn.dot_product_attention(query, key, qkv[:, :, 2], is_causal=True)
+        return mixed.reshape(batch, tokens, -1) @ self.output[...].astype(self.dtype).reshape(-1, d)

@@ -1,0 +1,76 @@
+"""The Transformer: embedding, blocks over a residual stream, tied head."""
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from ddl_jax.config import TransformerConfig
+from ddl_jax.parameters import at, normal, stacked
+from ddl_jax.residual import DeltaStream
+from ddl_jax.transformer.block import Block
+from ddl_jax.transformer.norm import RMSNorm
+
+MUP_BASE_WIDTH = 1024  # of the official code's logit scale
+SUBLAYERS = 2  # of a block: attention, MLP
+
+
+def dtype_of(name: str) -> jnp.dtype:
+    """The dtype for a configured name; `auto` is bfloat16 on a GPU and float32 elsewhere."""
+    if name == "auto":
+        name = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    return jnp.dtype(name)
+
+
+class Transformer(nnx.Module):
+    """A decoder-only language model.
+
+    Args:
+        config: sizes and the residual stream; None fields are filled in, but vocab_size must be given.
+        rngs: the source of initial parameters.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        config = config.resolve()
+        dtype = dtype_of(config.compute_dtype)
+        self.config = config
+        # The stream is made last: models that differ only in it start from the same other parameters.
+        self.embedding = normal(rngs, (config.vocab_size, config.width), 0.02)
+        self.blocks = stacked(lambda rngs: Block(config, dtype, rngs), config.layers, rngs)
+        self.final_norm = RMSNorm(config.width, dtype)
+        self.stream = DeltaStream(
+            config.residual, width=config.width, sublayers=SUBLAYERS * config.layers, rngs=rngs,
+            dtype=dtype_of(config.state_dtype),
+        )  # fmt: skip
+
+    def __call__(self, tokens: Int[Array, "batch tokens"], *, unroll: int = 1) -> Float[Array, "batch tokens vocab"]:
+        """Logits of the next token at every position, in float32."""
+        return head(self.features(tokens, unroll=unroll), self.head_weight())
+
+    def features(self, tokens: Int[Array, "batch tokens"], *, unroll: int = 1) -> Float[Array, "batch tokens width"]:
+        """The normalised features that the head reads, in the compute dtype."""
+        stream = self.stream
+        state = stream.expand(self.embedding[...][tokens])
+        connections = jax.tree.map(lambda p: p.reshape(-1, SUBLAYERS, *p.shape[1:]), stream.connections())
+
+        def layer(carry, parameters):
+            state, x = carry
+            block, connections = parameters
+            for i, (norm, sublayer) in enumerate(block.sublayers()):
+                context = norm(x)
+                state, x = at(connections, i).write_then_read(state, sublayer(context), context, x)
+            return (state, x), None
+
+        carry = (state, stream.read(state, 0))
+        (state, x), _ = jax.lax.scan(layer, carry, (self.blocks, connections), unroll=unroll)
+        return self.final_norm(x)
+
+    def head_weight(self) -> Float[Array, "vocab width"]:
+        """The tied head in the compute dtype, the logit scale included."""
+        scale = MUP_BASE_WIDTH / self.config.width if self.config.logit_scale == "mup" else 1.0
+        return (scale * self.embedding[...]).astype(self.final_norm.dtype)
+
+
+def head(features: Float[Array, "*batch width"], weight: Float[Array, "vocab width"]) -> Float[Array, "*batch vocab"]:
+    """Logits in float32."""
+    return jnp.einsum("...d,vd->...v", features, weight, preferred_element_type=jnp.float32)

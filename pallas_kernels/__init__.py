@@ -1,0 +1,5 @@
+"""Operations on the residual state of Deep Delta Learning. Depends on jax alone."""
+
+from pallas_kernels.rewrite import rewrite, rewrite_and_read
+
+__all__ = ["rewrite", "rewrite_and_read"]

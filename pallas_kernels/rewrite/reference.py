@@ -1,0 +1,23 @@
+"""The rewrite of the residual state: the specification every implementation is compared with.
+
+Shapes, with any leading axes: state X (…, V, d), branch h (…, d), value v (…, V), gate β (…), weights a (V, d).
+"""
+
+import jax.numpy as jnp
+from jax import lax
+
+F32 = jnp.float32
+
+
+def rewrite(state, branch, value, gate, *, epsilon=1e-5, erase=True):
+    """X' = X + β k wᵀ  with  k = h / sqrt(‖h‖² + ε²)  and  w = v − kᵀX  (w = v without erase). Paper eq. 2.2."""
+    X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)
+    k = h * lax.rsqrt(jnp.sum(h * h, axis=-1, keepdims=True) + epsilon**2)
+    w = v - jnp.sum(k[..., None, :] * X, axis=-1) if erase else v
+    return (X + (β[..., None] * w)[..., None] * k[..., None, :]).astype(state.dtype)
+
+
+def rewrite_and_read(state, branch, value, gate, weights, *, epsilon=1e-5, erase=True):
+    """The rewrite, and what the next channel reader sees of the new state: x_i = Σ_j a_ji X'_ji."""
+    new_state = rewrite(state, branch, value, gate, epsilon=epsilon, erase=erase)
+    return new_state, jnp.sum(weights.astype(F32) * new_state.astype(F32), axis=-2).astype(state.dtype)
