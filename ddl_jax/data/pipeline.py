@@ -1,0 +1,147 @@
+"""Batches: shuffled windows of the training text, and fixed ones of the validation text."""
+
+from collections.abc import Iterator
+import contextlib
+import multiprocessing
+import os
+from pathlib import Path
+import signal
+import tempfile
+import threading
+
+import numpy as np
+
+Batch = dict[str, np.ndarray]
+
+# Target of the rows that fill up the last validation batch: no token, hence no loss.
+NO_TARGET = -1
+
+
+def window_count(tokens: int, context_length: int) -> int:
+    """Windows in a text of that many tokens; a window's last target is the next window's first token."""
+    return max(tokens - 1, 0) // context_length
+
+
+class Windows:
+    """The text as a sequence of windows, each a dict of `tokens` and `targets`, (context_length,) int32.
+
+    Window i is tokens i·T to i·T + T inclusive; the targets are its tokens shifted by one.
+    """
+
+    def __init__(self, tokens: np.ndarray, context_length: int):
+        self.tokens = tokens
+        self.context_length = context_length
+
+    def __len__(self) -> int:
+        return window_count(len(self.tokens), self.context_length)
+
+    def __getitem__(self, index: int) -> Batch:
+        start = index * self.context_length
+        window = self.tokens[start : start + self.context_length + 1].astype(np.int32)
+        return {"tokens": window[:-1], "targets": window[1:]}
+
+
+class StoredWindows(Windows):
+    """Windows of a text in a .npy file, which travels to another process as the file's name, not as its tokens."""
+
+    def __init__(self, path: Path, context_length: int):
+        super().__init__(np.load(path, mmap_mode="r"), context_length)
+        self.path = path
+
+    def __reduce__(self):
+        return StoredWindows, (self.path, self.context_length)
+
+
+@contextlib.contextmanager
+def train_batches(
+    tokens: np.ndarray, context_length: int, batch_size: int, seed: int, start_step: int = 0, workers: int = 0
+) -> Iterator[Iterator[Batch]]:
+    """Endless shuffled batches, for a `with` statement.
+
+    The batch at step n depends on `seed` and n alone, not on `start_step` or `workers`. An epoch has every window once,
+    in an order of its own; a batch may begin in one epoch and end in the next.
+
+    Args:
+        tokens: (tokens,) integers, at least context_length + 1 of them.
+        context_length: T, tokens of a sequence.
+        batch_size: B, sequences of a batch.
+        seed: of the order, within [0, 2**32).
+        start_step: the step of the first batch.
+        workers: processes that prepare batches; with 0 this one does.
+
+    Yields:
+        An iterator of {"tokens": (B, T) int32, "targets": (B, T) int32}. On leaving the `with` statement, by whatever
+        way, the workers have ended.
+    """
+    import grain
+
+    # Grain shuffles epoch e with seed + e. The seeds of a study are neighbours, and one's second epoch would be the
+    # order of the other's first, were they not spread first.
+    spread_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    with contextlib.ExitStack() as stack:
+        if workers == 0:
+            windows = Windows(tokens, context_length)
+        else:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddl-tokens-"))) / "tokens.npy"
+            np.save(path, tokens)
+            windows = StoredWindows(path, context_length)
+        # Batched by index, before any process is involved: so neither the workers nor the start can change a batch.
+        batches = grain.MapDataset.source(windows).shuffle(spread_seed).repeat().batch(batch_size, drop_remainder=True)
+        # No threads: the text lies in memory, and a buffer of theirs would be batches nobody asked for.
+        dataset = batches[start_step:].to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        if workers > 0:
+            _parse_flags()
+            options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+            dataset = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
+        iterator = iter(dataset)
+        stack.callback(iterator.close)
+        yield map(_copied, iterator) if workers > 0 else iterator
+
+
+def validation_batches(tokens: np.ndarray, context_length: int, batch_size: int, batches: int) -> list[Batch]:
+    """The windows to evaluate on: always the same, spread evenly over the text.
+
+    Args:
+        tokens: (tokens,) integers, at least context_length + 1 of them.
+        context_length: T, tokens of a sequence.
+        batch_size: B, sequences of a batch.
+        batches: how many at most; a short text gives fewer.
+
+    Returns:
+        Dicts as of `train_batches`, every window at most once. Where the windows do not fill the last batch, rows with
+        targets -1 do.
+    """
+    windows = Windows(tokens, context_length)
+    count = min(len(windows), batch_size * batches)
+    chosen = [windows[i * len(windows) // count] for i in range(count)]
+    blank = np.zeros(context_length, np.int32)
+    chosen += [{"tokens": blank, "targets": np.full_like(blank, NO_TARGET)}] * (-count % batch_size)
+    groups = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
+    return [{name: np.stack([row[name] for row in group]) for name in group[0]} for group in groups]
+
+
+def _copied(batch: Batch) -> Batch:
+    # A batch from a worker lies in shared memory, which outlives the iterator for as long as someone holds the batch.
+    return {name: np.array(array) for name, array in batch.items()}
+
+
+def _parse_flags() -> None:
+    # Workers read absl flags, and crash where the program never parsed any (google/grain#1355).
+    from absl import flags
+
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+
+
+def _begin_worker(index: int, count: int) -> None:
+    """Runs first in a worker: when to stop is its parent's decision alone."""
+    # Ctrl-C, or a scheduler's SIGTERM, reaches the workers too, while the parent still needs batches to end its step.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # A parent that was killed cannot tell its workers, and they would wait for it forever.
+    multiprocessing.parent_process().join()
+    os._exit(1)
