@@ -8,6 +8,7 @@ from pathlib import Path
 import signal
 import tempfile
 import threading
+import traceback
 
 import numpy as np
 
@@ -15,17 +16,15 @@ Batch = dict[str, np.ndarray]
 
 # Target of the rows that fill up the last validation batch: no token, hence no loss.
 NO_TARGET = -1
-
-
-def window_count(tokens: int, context_length: int) -> int:
-    """Windows in a text of that many tokens; a window's last target is the next window's first token."""
-    return max(tokens - 1, 0) // context_length
+_PADDING = {"tokens": 0, "targets": NO_TARGET}
 
 
 class Windows:
-    """The text as a sequence of windows, each a dict of `tokens` and `targets`, (context_length,) int32.
+    """A text cut into windows of context_length + 1 tokens, each beginning with the last token of the one before.
 
-    Window i is tokens i·T to i·T + T inclusive; the targets are its tokens shifted by one.
+    Args:
+        tokens: (tokens,) integers.
+        context_length: T, tokens of a sequence.
     """
 
     def __init__(self, tokens: np.ndarray, context_length: int):
@@ -33,16 +32,18 @@ class Windows:
         self.context_length = context_length
 
     def __len__(self) -> int:
-        return window_count(len(self.tokens), self.context_length)
+        # The first token of all is never a target.
+        return max(len(self.tokens) - 1, 0) // self.context_length
 
-    def __getitem__(self, index: int) -> Batch:
-        start = index * self.context_length
-        window = self.tokens[start : start + self.context_length + 1].astype(np.int32)
-        return {"tokens": window[:-1], "targets": window[1:]}
+    def __call__(self, indices: np.ndarray) -> Batch:
+        """The windows of (B,) indices: `tokens` and, shifted by one, `targets`, both (B, T) int32."""
+        starts = np.asarray(indices) * self.context_length
+        windows = self.tokens[starts[:, None] + np.arange(self.context_length + 1)].astype(np.int32)
+        return {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
 
 
 class StoredWindows(Windows):
-    """Windows of a text in a .npy file, which travels to another process as the file's name, not as its tokens."""
+    """Windows of a text in a .npy file, which reach another process as the file's name, not as its tokens."""
 
     def __init__(self, path: Path, context_length: int):
         super().__init__(np.load(path, mmap_mode="r"), context_length)
@@ -85,17 +86,20 @@ def train_batches(
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddl-tokens-"))) / "tokens.npy"
             np.save(path, tokens)
             windows = StoredWindows(path, context_length)
-        # Batched by index, before any process is involved: so neither the workers nor the start can change a batch.
-        batches = grain.MapDataset.source(windows).shuffle(spread_seed).repeat().batch(batch_size, drop_remainder=True)
-        # No threads: the text lies in memory, and a buffer of theirs would be batches nobody asked for.
-        dataset = batches[start_step:].to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        # Shuffled and batched as indices, before any process is involved: no worker count and no start changes a batch.
+        indices = (
+            grain.MapDataset.range(len(windows)).shuffle(spread_seed).repeat().batch(batch_size, drop_remainder=True)
+        )
+        # No threads: the text lies in memory, and their buffer would be batches that nobody asked for.
+        read_options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        dataset = indices[start_step:].map(windows).to_iter_dataset(read_options)
         if workers > 0:
             _parse_flags()
             options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
             dataset = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
         iterator = iter(dataset)
         stack.callback(iterator.close)
-        yield map(_copied, iterator) if workers > 0 else iterator
+        yield stack.enter_context(contextlib.closing(_stream(iterator)))
 
 
 def validation_batches(tokens: np.ndarray, context_length: int, batch_size: int, batches: int) -> list[Batch]:
@@ -113,16 +117,23 @@ def validation_batches(tokens: np.ndarray, context_length: int, batch_size: int,
     """
     windows = Windows(tokens, context_length)
     count = min(len(windows), batch_size * batches)
-    chosen = [windows[i * len(windows) // count] for i in range(count)]
-    blank = np.zeros(context_length, np.int32)
-    chosen += [{"tokens": blank, "targets": np.full_like(blank, NO_TARGET)}] * (-count % batch_size)
-    groups = [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
-    return [{name: np.stack([row[name] for row in group]) for name in group[0]} for group in groups]
+    evenly = np.arange(count) * len(windows) // count
+    full = [windows(evenly[start : start + batch_size]) for start in range(0, count, batch_size)]
+    missing = -count % batch_size
+    last = full.pop()
+    padding = ((0, missing), (0, 0))
+    return [*full, {name: np.pad(last[name], padding, constant_values=value) for name, value in _PADDING.items()}]
 
 
-def _copied(batch: Batch) -> Batch:
-    # A batch from a worker lies in shared memory, which outlives the iterator for as long as someone holds the batch.
-    return {name: np.array(array) for name, array in batch.items()}
+def _stream(iterator: Iterator[Batch]) -> Iterator[Batch]:
+    try:
+        for batch in iterator:
+            # A worker's batch lies in shared memory, which would outlive the iterator while someone holds the batch.
+            yield {name: np.array(array) for name, array in batch.items()}
+    except BaseException as error:
+        # The traceback would keep Grain's iterators until the interpreter ends, when they can no longer close.
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def _parse_flags() -> None:

@@ -163,7 +163,8 @@ def load_tokenizer(config: DataConfig, run_dir: Path) -> Tokenizer:
     tokenizer = SubwordTokenizer(backend, str(path))
     if config.vocabulary not in (None, tokenizer.vocab_size):
         raise InputError(
-            f"data.vocabulary {config.vocabulary} is not that of {str(path)!r}; use {tokenizer.vocab_size}, or another run_dir"
+            f"data.vocabulary {config.vocabulary} is not that of {str(path)!r}; "
+            f"use {tokenizer.vocab_size}, or another run_dir"
         )
     return tokenizer
 
