@@ -19,3 +19,11 @@ def nearest_multiples(value: int, divisor: int) -> str:
     """The multiples of `divisor` around `value`, as text ("768, 774"), leaving out zero."""
     below = value // divisor * divisor
     return ", ".join(str(multiple) for multiple in (below, below + divisor) if multiple > 0)
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, through no fault of the input: a failed save, a full disk. The message is one line."""
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient is no longer finite. The message is one line: the step, the likely cause, what is kept."""

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
 from ddl_jax.parameters import at, stacked
+from ddl_jax.residual.costs import Costs, stream_costs
 from ddl_jax.residual.expansion import EXPANSIONS
 from ddl_jax.residual.reader import READERS
 from ddl_jax.residual.update import UPDATES
@@ -82,6 +83,10 @@ class DeltaStream(nnx.Module):
     def connections(self) -> Connection:
         """A stack with one connection per sublayer; slice it, or scan over it."""
         return Connection(self.updates, at(self.readers, jnp.array(self.readers_used[1:])))
+
+    def costs(self) -> Costs:
+        """FLOPs and elements moved, per token, of one forward pass through the stream."""
+        return stream_costs(self.config, self.width, self.sublayers)
 
     def diagnostics(self, state: State, branch: Features, context: Features, x: Features, sublayer: int):
         """What the sublayer's write does, as a dict of arrays (B, T); empty for additive kinds."""

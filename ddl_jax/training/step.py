@@ -29,11 +29,20 @@ class Batch(NamedTuple):
     targets: Int[Array, "sequences tokens"]
 
 
-def init_state(config: Config) -> tuple[nnx.GraphDef, TrainState]:
-    """The model's structure, and the state at step 0: a pure function of the configuration."""
-    graph, parameters = nnx.split(Transformer(config.model, rngs=nnx.Rngs(params=config.seed)), nnx.Param)
+def _model(config: Config) -> Transformer:
+    return Transformer(config.model, rngs=nnx.Rngs(params=config.seed))
+
+
+def model_graph(config: Config) -> nnx.GraphDef:
+    """The model's structure, to be merged with parameters."""
+    return nnx.graphdef(nnx.eval_shape(lambda: _model(config)))
+
+
+def init_state(config: Config) -> TrainState:
+    """The state at step 0: a pure function of the configuration."""
+    parameters = nnx.state(_model(config), nnx.Param)
     optimizer = make_optimizer(config.optimizer, config.training.steps)
-    return graph, TrainState(jnp.int32(0), parameters, optimizer.init(parameters))
+    return TrainState(jnp.int32(0), parameters, optimizer.init(parameters))
 
 
 def total_nats(model: Transformer, batch: Batch, *, unroll: int = 1) -> Float[Array, ""]:
@@ -82,3 +91,15 @@ def make_train_step(graph: nnx.GraphDef, config: Config):
         return TrainState(state.step + 1, parameters, optimizer_state), metrics
 
     return train_step
+
+
+def make_evaluation_step(graph: nnx.GraphDef, config: Config):
+    """The function (parameters, batch) → sum of nats, to be jitted; one microbatch at a time, as in training."""
+    training = config.training
+
+    def evaluation_step(parameters: nnx.State, batch: Batch) -> Float[Array, ""]:
+        model = nnx.merge(graph, parameters)
+        microbatches = jax.tree.map(lambda a: a.reshape(-1, training.microbatch_size, *a.shape[1:]), batch)
+        return jnp.sum(jax.lax.map(lambda b: total_nats(model, b, unroll=training.unroll), microbatches))
+
+    return evaluation_step

@@ -1,0 +1,105 @@
+"""Checkpoints: saved in the background, restored from the newest that can be read."""
+
+from collections.abc import Callable
+from pathlib import Path
+import shutil
+
+import jax
+import orbax.checkpoint as ocp
+
+from ddl_jax.errors import RunError
+
+KEPT = 3  # newest checkpoints that stay on disk
+
+
+class Checkpoints:
+    """The checkpoints of one run, by step. For a `with` statement, which waits for the last save.
+
+    Args:
+        directory: where they are kept.
+        say: called with a line of text where something is worth telling.
+    """
+
+    def __init__(self, directory: Path, say: Callable[[str], None]):
+        self._say = say
+        self._directory = directory.absolute()
+        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(self._directory, options=options)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            self._manager.close()
+        except Exception:
+            if error is None:  # what stopped the run matters more than what closing it ran into
+                raise
+
+    @property
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint that is whole, or None. Waits for a save under way."""
+        self.wait()
+        return self._manager.latest_step()
+
+    def save(self, step: int, state) -> None:
+        """Begins to save; the files appear under their final name only once complete.
+
+        Raises:
+            RunError: this save, or the one before it, failed.
+        """
+        if step in self._manager.all_steps():
+            return
+        self._attempt(lambda: self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state))))
+
+    def wait(self) -> None:
+        """Waits until what was begun is on disk; raises RunError if that failed."""
+        self._attempt(self._manager.wait_until_finished)
+
+    def check(self) -> None:
+        """Raises RunError if a save in the background has failed."""
+        self._attempt(self._manager.check_for_errors)
+
+    def _attempt(self, action: Callable) -> None:
+        try:
+            action()
+        except Exception as error:  # whatever the storage underneath raises
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise RunError(f"saving a checkpoint in {self._directory} failed: {reason}") from error
+
+    def restore(self, abstract):
+        """The newest readable state, or None where there is no checkpoint at all.
+
+        A checkpoint that cannot be read is moved aside, to `damaged_checkpoints`, with a line that says so.
+
+        Args:
+            abstract: the state's structure, as of `jax.eval_shape`, with shardings.
+
+        Raises:
+            RunError: there are checkpoints, but none can be read.
+        """
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step in steps:
+            try:
+                restored = self._manager.restore(
+                    step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
+                )
+                return jax.block_until_ready(restored["state"])
+            except Exception as error:  # whatever the storage underneath raises on damaged files
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                self._say(f"the checkpoint of step {step} cannot be read ({reason}); falling back to the one before it")
+                self._set_aside(step)
+        if steps:
+            raise RunError(f"none of the checkpoints in {self._directory} can be read; all were set aside, none deleted")
+        return None
+
+    def _set_aside(self, step: int) -> None:
+        damaged = self._directory.parent / "damaged_checkpoints"
+        damaged.mkdir(exist_ok=True)
+        target = damaged / str(step)
+        count = 1
+        while target.exists():
+            count += 1
+            target = damaged / f"{step}-{count}"
+        shutil.move(self._directory / str(step), target)
+        self._manager.reload()

@@ -1,0 +1,210 @@
+"""The training run: prepare, step, log, evaluate, save, and end in good order."""
+
+import dataclasses
+import sys
+import time
+
+from flax import nnx
+import jax
+import numpy as np
+from rich.console import Console
+
+from ddl_jax.config import Config
+from ddl_jax.data import Corpus, prepare, train_batches, validation_batches
+from ddl_jax.errors import Diverged, RunError
+from ddl_jax.evaluation import validate
+from ddl_jax.training.checkpoint import Checkpoints
+from ddl_jax.training.display import Display, duration
+from ddl_jax.training.health import Health
+from ddl_jax.training.metrics import MetricsLog, model_flops_utilization
+from ddl_jax.training.run_directory import RunDirectory
+from ddl_jax.training.step import Batch, TrainState, init_state, make_evaluation_step, make_train_step, model_graph
+from ddl_jax.training.stop import StopRequest
+from ddl_jax.transformer.costs import flops_per_token
+from ddl_jax.transformer.model import dtype_of
+
+DONE, FAILED, STOPPED, DIVERGED = 0, 1, 3, 4  # exit codes (2, bad input, is the command line's)
+
+
+def train(config: Config) -> int:
+    """Trains, or resumes, the run in `config.run_dir`.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 3 stopped on request after saving, 4 diverged.
+
+    Raises:
+        InputError: something in the configuration, the run directory or the corpus cannot be used.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        with StopRequest() as stop, RunDirectory(config) as run:
+            return _Run(config.resolve(), run, stop, console).train()
+    except Diverged as error:
+        print(f"diverged: {error}", file=sys.stderr)
+        return DIVERGED
+    except (RunError, OSError) as error:
+        print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("stopped at once; what was saved before stays", file=sys.stderr)
+        return FAILED
+
+
+class _Run:
+    def __init__(self, config: Config, run: RunDirectory, stop: StopRequest, console: Console):
+        self.run, self.stop, self.console = run, stop, console
+        config = run.settle(config)
+        self.corpus = prepare(config.data, config.model.context_length, run.path if run.begun else None)
+        self.config = _settled(config, self.corpus)
+        run.begin(self.config, self.corpus)
+
+    def train(self) -> int:
+        config, say = self.config, self.console.print
+        self.graph = model_graph(config)
+        with Checkpoints(self.run.checkpoints, say) as self.checkpoints:
+            state = self.checkpoints.restore(_abstract_state(config))
+            if state is None:
+                state = jax.jit(lambda: init_state(config))()
+            start = int(state.step)
+            self._greet(state, start)
+            if start >= config.training.steps:
+                say("This run is complete; raise nothing, change run_dir to train again.")
+                return DONE
+            with MetricsLog(self.run, start) as self.log:
+                code, step = self._loop(state, start)
+            self.checkpoints.wait()
+        if code == STOPPED:
+            say(f"Stopped on request; step {step} is saved. The same command goes on from there.")
+        else:
+            self._farewell()
+        return code
+
+    def _loop(self, state: TrainState, start: int) -> tuple[int, int]:
+        config, training = self.config, self.config.training
+        validation = [
+            Batch(**batch)
+            for batch in validation_batches(
+                self.corpus.validation, config.model.context_length, training.batch_size, training.evaluation_batches
+            )
+        ]
+        with self.console.status("compiling the training step …"):
+            begun = time.monotonic()
+            train_step = jax.jit(make_train_step(self.graph, config), donate_argnums=0)
+            train_step = train_step.lower(state, validation[0]).compile()
+        self.console.print(f"Compiled in {duration(time.monotonic() - begun)}.")
+        nats = jax.jit(make_evaluation_step(self.graph, config))
+        byte_lengths = np.zeros(config.model.vocab_size, np.int64)
+        byte_lengths[: self.corpus.tokenizer.vocab_size] = self.corpus.tokenizer.byte_lengths
+
+        health = Health(kept=self._kept)
+        batches = train_batches(
+            self.corpus.train, config.model.context_length, training.batch_size, config.seed, start, config.data.workers
+        )
+        clock = _Clock(config, start)
+        step = start
+        with batches as batches, Display(training.steps, start, self.console) as display:
+            while step < training.steps and not self.stop:
+                state, metrics = train_step(state, Batch(**next(batches)))
+                step += 1
+                health.observe(step, metrics)
+                self.checkpoints.check()
+                display.advance(step)
+                last = step == training.steps
+                evaluates = last or step % training.evaluate_every == 0
+                if evaluates or step % training.log_every == 0:
+                    health.settle()
+                    record = {"step": step, "tokens": step * clock.tokens_per_step}
+                    record |= {name: float(value) for name, value in metrics.items()}
+                    with clock.paused():
+                        if evaluates:
+                            result = validate(lambda batch: nats(state.parameters, batch), validation, byte_lengths)
+                            record["validation_loss"] = result.loss
+                            record["validation_bits_per_byte"] = result.bits_per_byte
+                    record |= clock.lap(step)
+                    self.log.write(record)
+                    display.logged(record)
+                if last or step % training.checkpoint_every == 0:
+                    health.settle()
+                    with clock.paused():
+                        self.checkpoints.save(step, state)
+            health.settle()
+            self.checkpoints.save(step, state)
+        return (STOPPED if step < training.steps else DONE), step
+
+    def _kept(self) -> str:
+        newest = self.checkpoints.newest
+        return f"the last good checkpoint is step {newest}" if newest else "no checkpoint had been saved yet"
+
+    def _greet(self, state: TrainState, start: int) -> None:
+        config, corpus, device = self.config, self.corpus, jax.devices()[0]
+        model, residual = config.model, config.model.residual
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(state.parameters))
+        shape = f"{model.layers} layers, width {model.width}, V = {residual.value_channels}"
+        reader = "" if residual.reader == "identity" else f", {residual.reader} reader"
+        self.console.print(
+            f"Model: {residual.kind} ({residual.preset} preset), {shape}{reader}; {parameters:,} parameters, "
+            f"{flops_per_token(model) / 1e6:,.1f} MFLOP per token\n"
+            f"Data: {config.data.corpus}, tokenizer {config.data.tokenizer}; {len(corpus.train):,} tokens in "
+            f"{corpus.train_documents:,} documents, {len(corpus.validation):,} tokens in "
+            f"{corpus.validation_documents:,} held out\n"
+            f"Device: {device.device_kind}, compute {model.compute_dtype}, state {model.state_dtype}\n"
+            f"Run directory: {self.run.path}" + (f", resumed at step {start}" if start else "")
+        )
+
+    def _farewell(self) -> None:
+        path = self.run.path
+        self.console.print(
+            f"\nDone. In {path}:\n"
+            "  config.yaml     every setting, resolved\n"
+            "  metrics.jsonl   loss, gradient norm, speed and validation of each logged step\n"
+            "  checkpoints/    the newest states; the same command resumes from them\n"
+            "Try next, each in a run_dir of its own, and compare the validation lines:\n"
+            "  --model.residual.kind write_only        the same stream, without the erase term\n"
+            "  --model.residual.value_channels 2       fewer value channels\n"
+            "  --model.residual.reader token           TC: the reader looks at earlier tokens, too\n"
+            "  python -m ddl_jax bench configs/bench/baseline.yaml configs/bench/cc.yaml      what it costs"
+        )
+
+
+def _settled(config: Config, corpus: Corpus) -> Config:
+    """The configuration with what only the data and the device decide: vocabulary size and dtypes."""
+    model = config.model.with_vocabulary(corpus.tokenizer.vocab_size)
+    dtypes = {name: dtype_of(getattr(model, name)).name for name in ("compute_dtype", "state_dtype")}
+    return dataclasses.replace(config, model=dataclasses.replace(model, **dtypes))
+
+
+def _abstract_state(config: Config) -> TrainState:
+    placed = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = jax.eval_shape(lambda: init_state(config))
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), shapes)
+
+
+class _Clock:
+    """Times the logged intervals. Speed leaves out what is paused: evaluations and the start of saves."""
+
+    def __init__(self, config: Config, start: int):
+        self.tokens_per_step = config.training.batch_size * config.model.context_length
+        self._flops_per_token = flops_per_token(config.model)
+        self._lap, self._step, self._paused = time.monotonic(), start, 0.0
+
+    def paused(self):
+        return _Pause(self)
+
+    def lap(self, step: int) -> dict[str, float]:
+        now = time.monotonic()
+        seconds = now - self._lap
+        tokens = (step - self._step) * self.tokens_per_step
+        speed = tokens / max(seconds - self._paused, 1e-9)
+        self._lap, self._step, self._paused = now, step, 0.0
+        return {"seconds": seconds, "tokens_per_second": speed} | model_flops_utilization(speed * self._flops_per_token)
+
+
+class _Pause:
+    def __init__(self, clock: _Clock):
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __exit__(self, *_) -> None:
+        self._clock._paused += time.monotonic() - self._begun
