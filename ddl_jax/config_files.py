@@ -4,7 +4,7 @@ Settings are nested dictionaries in the shape of `Config`, holding only what a f
 scalar of a file is text until its field's annotation says what it means: `run_dir: 2026` is a folder, not a number.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 import dataclasses
 import difflib
 import functools
@@ -18,7 +18,7 @@ import yaml
 
 from ddl_jax.config import Config
 from ddl_jax.errors import InputError
-from ddl_jax.rules import expected, fits, shown
+from ddl_jax.rules import expected, fits, plain, shown
 
 Settings = dict[str, Any]
 
@@ -71,7 +71,7 @@ def load_file(path: str | Path) -> Settings:
 
 
 def _load(path: Path, above: tuple[Path, ...]) -> Settings:
-    where = _plain_text(str(path)) + (f" (base of {_plain_text(str(above[-1]))})" if above else "")
+    where = plain(str(path)) + (f" (base of {plain(str(above[-1]))})" if above else "")
     if any(os.path.realpath(path) == os.path.realpath(file) for file in above):
         raise InputError(f"{where}: the base files form a cycle")
     try:
@@ -88,21 +88,18 @@ def _load(path: Path, above: tuple[Path, ...]) -> Settings:
     return functools.reduce(overlay, [*below, settings], {})
 
 
-def _plain_text(text: str) -> str:
-    """`text` of any content and length on one short line, without quotes."""
-    return shown(" ".join(text.split()))[1:-1]
-
-
 class _Loader(yaml.BaseLoader):
     """YAML with text for every scalar but null, and an error for a key given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for (node_of_key, _), key in zip(node.value, keys, strict=True):
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.MarkedYAMLError(problem="a key must be text", problem_mark=node_of_key.start_mark)
-            if keys.count(key) > 1:
-                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=node_of_key.start_mark)
+                raise yaml.MarkedYAMLError(problem="a key must be text", problem_mark=key_node.start_mark)
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f"{shown(key)} is given twice", problem_mark=key_node.start_mark)
+            seen.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -113,6 +110,8 @@ _Loader.add_constructor(_NULL, lambda loader, node: None)
 
 def _read_yaml(path: Path) -> Settings:
     """The mapping in a YAML file; {} for an empty file."""
+    if not str(path).isprintable():
+        raise InputError("is not the path of a file")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -123,9 +122,9 @@ def _read_yaml(path: Path) -> Settings:
         tree = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = (error.problem_mark or error.context_mark).line + 1
-        raise InputError(f"line {line}: {_plain_text(error.problem or error.context)}") from None
+        raise InputError(f"line {line}: {plain(error.problem or error.context)}") from None
     except yaml.YAMLError as error:
-        raise InputError(f"is not YAML: {_plain_text(str(error))}") from None
+        raise InputError(f"is not YAML: {plain(str(error))}") from None
     except RecursionError:
         raise InputError("is nested too deeply") from None
     if tree is None:
@@ -153,9 +152,7 @@ def _typed_section(tree: Settings, section: type, path: str) -> Settings:
     for key, value in tree.items():
         where = f"{path}{key}"
         if key not in known:
-            similar = similar_names(where, [name for name, _, _ in fields()])
-            meant = f"; did you mean {similar}?" if similar else f"; known here: {', '.join(known)}"
-            raise InputError(f"{_plain_text(where)} is not a setting{meant}")
+            raise InputError(f"{plain(where)} is not a setting; {_suggestion(where, known)}")
         if dataclasses.is_dataclass(known[key]):
             if not isinstance(value, dict):
                 names = ", ".join(field.name for field in dataclasses.fields(known[key]))
@@ -166,16 +163,19 @@ def _typed_section(tree: Settings, section: type, path: str) -> Settings:
     return settings
 
 
-def similar_names(name: str, known: list[str]) -> str:
-    """Those of the `known` dotted names that an unknown one may stand for ("'a.b' or 'c.b'"), or ""."""
-    last = name.rpartition(".")[2]
-    same = [other for other in known if other.rpartition(".")[2] == last]
-    close = same or difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    # The right last name, or one close to it, at the wrong place.
-    close = close or [
-        other for other in known if difflib.get_close_matches(last, [other.rpartition(".")[2]], cutoff=0.8)
-    ]
-    return " or ".join(map(repr, close[:3]))
+def _suggestion(where: str, known: Iterable[str]) -> str:
+    everywhere = [key for key, _, _ in fields()]
+    if where in everywhere:
+        return f"write {where.replace('.', ': {')}: ...{'}' * where.count('.')}"
+    similar = similar_names(where, everywhere + sorted({key.rpartition(".")[0] for key in everywhere} - {""}))
+    return f"did you mean {' or '.join(map(repr, similar))}?" if similar else f"known here: {', '.join(known)}"
+
+
+def similar_names(name: str, known: list[str]) -> list[str]:
+    """Up to three of the `known` dotted names that an unknown one may stand for: alike in the part after the dots."""
+    last = {other: other.rpartition(".")[2] for other in known}
+    meant = difflib.get_close_matches(name.rpartition(".")[2], set(last.values()), n=1, cutoff=0.7)
+    return difflib.get_close_matches(name, [other for other in known if last[other] in meant], n=3, cutoff=0.0)
 
 
 @functools.cache
@@ -194,7 +194,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     except Exception:  # not only ArgumentError: PyYAML fails in many ways on odd text
         right = False
     if not right:
-        raise InputError(f"{where} {'null' if value is None else shown(value)} must be {expected(hint)}")
+        raise InputError(f"{where} {shown(value)} must be {expected(hint)}")
     return converted
 
 

@@ -12,11 +12,18 @@ LARGEST_FLOAT = 3.4028234663852886e38  # float32's largest number
 
 
 def shown(value: Any) -> str:
-    """`value` as it stands in a message: one short printable line; text in quotes."""
+    """`value` as it stands in a message: one short printable line, spelled as in YAML; text in quotes."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to print very long integers
         return hex(value)[:20] + "..."
-    text = repr(value) if isinstance(value, str) else str(value)
-    text = text if text.isprintable() else ascii(text)
+    return plain(repr(value) if isinstance(value, str) else str(list(value) if isinstance(value, tuple) else value))
+
+
+def plain(text: str) -> str:
+    """`text` on one short printable line."""
+    text = " ".join(text.split())
+    text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= 80 else text[:77] + "..."
 
 
