@@ -1,7 +1,8 @@
-"""The one exception for bad input: a single readable line, shown without a traceback."""
+"""The exceptions a person sees: one readable line each, shown without a traceback."""
 
 from collections.abc import Iterable
 import difflib
+import math
 
 
 class InputError(ValueError):
@@ -19,6 +20,13 @@ def nearest_multiples(value: int, divisor: int) -> str:
     """The multiples of `divisor` around `value`, as text ("768, 774"), leaving out zero."""
     below = value // divisor * divisor
     return ", ".join(str(multiple) for multiple in (below, below + divisor) if multiple > 0)
+
+
+def nearest_divisors(value: int, number: int) -> str:
+    """The (at most two) divisors of `number` closest to `value`, as text ("4, 8")."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    nearest = sorted({*small, *(number // divisor for divisor in small)}, key=lambda divisor: abs(divisor - value))[:2]
+    return ", ".join(map(str, sorted(nearest)))
 
 
 class RunError(RuntimeError):
