@@ -243,6 +243,13 @@ class TransformerConfig:
         require(config, path, "head_dim", config.head_dim % 2 == 0, f"must be even for RoPE{derived}", legal)
         return dataclasses.replace(config, residual=config.residual.resolve(config.width, f"{path}.residual"))
 
+    def with_vocabulary(self, size: int, path: str = "model") -> "TransformerConfig":
+        """Settles vocab_size for a tokenizer of the given size; raises InputError where it is too small."""
+        config = _filled(self, vocab_size=-(-size // 64) * 64)
+        fits, rule = config.vocab_size >= size, f"is smaller than the tokenizer's vocabulary, {size}"
+        require(config, path, "vocab_size", fits, rule, f"nearest: {size}")
+        return config
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:

@@ -29,7 +29,6 @@ RESUMABLE = (
     "training.microbatch_size",
     "training.log_every",
     "training.evaluate_every",
-    "training.evaluation_batches",
     "training.checkpoint_every",
 )
 # Settled when a run starts; these values ask for whatever that was.

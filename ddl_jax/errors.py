@@ -34,4 +34,4 @@ class RunError(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """The loss or the gradient is no longer finite. The message is one line: the step, the likely cause, what is kept."""
+    """Loss or gradient is no longer finite. The message is one line: the step, the likely cause, what is kept."""

@@ -90,7 +90,7 @@ class Checkpoints:
                 self._say(f"the checkpoint of step {step} cannot be read ({reason}); falling back to the one before it")
                 self._set_aside(step)
         if steps:
-            raise RunError(f"none of the checkpoints in {self._directory} can be read; all were set aside, none deleted")
+            raise RunError(f"none of the checkpoints in {self._directory} can be read; they were set aside")
         return None
 
     def _set_aside(self, step: int) -> None:
