@@ -63,7 +63,7 @@ class _Run:
         config, say = self.config, self.console.print
         self.graph = model_graph(config)
         with Checkpoints(self.run.checkpoints, say) as self.checkpoints:
-            state = self.checkpoints.restore(_abstract_state(config))
+            state = self.checkpoints.restore(abstract_state(config))
             if state is None:
                 state = jax.jit(lambda: init_state(config))()
             start = int(state.step)
@@ -175,7 +175,8 @@ def _settled(config: Config, corpus: Corpus) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(model, **dtypes))
 
 
-def _abstract_state(config: Config) -> TrainState:
+def abstract_state(config: Config) -> TrainState:
+    """Shapes, dtypes and placement of the training state, for restoring one."""
     placed = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(lambda: init_state(config))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), shapes)

@@ -85,8 +85,8 @@ def make_train_step(graph: nnx.GraphDef, config: Config):
         parameters = optax.apply_updates(state.parameters, updates)
         metrics = {
             "loss": total / count,
-            "grad_norm": optax.global_norm(gradient),
-            "parameter_norm": optax.global_norm(parameters),
+            "grad_norm": optax.tree.norm(gradient),
+            "parameter_norm": optax.tree.norm(parameters),
             "learning_rate": schedule(state.step),
         }
         return TrainState(state.step + 1, parameters, optimizer_state), metrics
