@@ -133,7 +133,10 @@ def read_config(options: jsonargparse.Namespace, file: str | None = None) -> Con
 
 
 def read_configs(options: jsonargparse.Namespace) -> list[tuple[str, Config]]:
-    """Each configuration that a command compares, with its name: the positional file, or the `--config` files joined.
+    """Each configuration a command compares, named by its positional file, or else the one of the `--config` files.
+
+    Args:
+        options: from `parse`, with a parser made with `several`.
 
     Raises:
         InputError: as `read_config`.
