@@ -5,8 +5,6 @@ what `pallas_kernels.rewrite` did, and not a second copy of it (notebooks/1_geom
 matplotlib (the extra `plots`) is imported when the first figure is drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,7 +27,7 @@ NAMES = {0.0: "skip", 1.0: "overwrite", 2.0: "reflect"}
 
 def edit_figure(
     states: Float[Array, "gates 2"], gates: Float[Array, "gates"], direction: Float[Array, "2"], target: float
-) -> Figure:
+) -> "Figure":
     """One edit of one state in the plane, at several gates.
 
     Args:
@@ -63,7 +61,7 @@ def edit_figure(
 
 def shapes_figure(
     outlines: Float[Array, "gates points 2"], gates: Float[Array, "gates"], direction: Float[Array, "2"], target: float
-) -> Figure:
+) -> "Figure":
     """A drawing in the plane, every point of it edited with the same k, v and β; one panel for each gate.
 
     Args:
@@ -98,7 +96,7 @@ def shapes_figure(
 
 def spectrum_figure(
     gates: Float[Array, "gates"], eigenvalues: Float[Array, "gates width"], determinants: Float[Array, "gates"]
-) -> Figure:
+) -> "Figure":
     """The spectrum of the edit's linear part I − β k kᵀ against the gate.
 
     Args:
@@ -134,7 +132,7 @@ def spectrum_figure(
 
 def norms_figure(
     gates: Float[Array, "gates"], ratios: Float[Array, "cases states gates"], cases: Sequence[str]
-) -> Figure:
+) -> "Figure":
     """How much longer or shorter an edit makes states, against the gate; one panel for each case.
 
     Args:
@@ -152,13 +150,13 @@ def norms_figure(
         for ratio in states:
             axes.plot(gates, ratio, color=color, linewidth=1.2, alpha=0.7)
         axes.set_xticks([0, 1, 2])
-        _legend(axes, loc="lower left")
+        _legend(axes, loc="upper left")
         _finish(figure, axes, "gate β", "‖X'‖ / ‖X‖" if axes is panels[0] else "", case)
     panels[0].set_ylim(bottom=0)
     return figure
 
 
-def repetition_figure(gates: Float[Array, "gates"], discrepancies: Float[Array, "gates edits"]) -> Figure:
+def repetition_figure(gates: Float[Array, "gates"], discrepancies: Float[Array, "gates edits"]) -> "Figure":
     """The discrepancy kᵀX − v under repeated edits along one direction: signed, and its size on a log scale.
 
     Args:
@@ -179,13 +177,13 @@ def repetition_figure(gates: Float[Array, "gates"], discrepancies: Float[Array, 
     size.set_yscale("log")
     size.set_ylim(bottom=1e-3)
     _legend(size, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    _finish(figure, signed, "edits", "$k^\\top X - v$", "Towards the target, from one side or both")
-    return _finish(figure, size, "edits", "$|k^\\top X - v|$", "Geometrically: × |1 − βρ| each")
+    _finish(figure, signed, "edits", "kᵀX − v", "Towards the target, from one side or both")
+    return _finish(figure, size, "edits", "|kᵀX − v|", "Geometrically: × |1 − βρ| each")
 
 
 def interference_figure(
     overlaps: Float[Array, "overlaps"], gates: Float[Array, "gates"], errors: Float[Array, "gates overlaps"]
-) -> Figure:
+) -> "Figure":
     """What a second edit, along k', does to the read-out that a first edit set along k.
 
     Args:
@@ -206,12 +204,10 @@ def interference_figure(
         )
     axes.set_xticks([-1, -0.5, 0, 0.5, 1])
     _legend(axes, loc="upper left")
-    return _finish(
-        figure, axes, "overlap k·k'", "change of $k^\\top X$, in units of w'", "Later edits leak into earlier ones"
-    )
+    return _finish(figure, axes, "overlap k·k'", "change of kᵀX, in units of w'", "Later edits leak into earlier ones")
 
 
-def alternation_figure(overlaps: Float[Array, "overlaps"], errors: Float[Array, "overlaps rounds"]) -> Figure:
+def alternation_figure(overlaps: Float[Array, "overlaps"], errors: Float[Array, "overlaps rounds"]) -> "Figure":
     """Two edits taking turns, each along its own direction to its own target: what the first still misses.
 
     Args:
@@ -231,13 +227,13 @@ def alternation_figure(overlaps: Float[Array, "overlaps"], errors: Float[Array, 
     axes.set_xticks(rounds)
     _legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _finish(
-        figure, axes, "rounds (β = 1)", "$|k^\\top X - v|$", "Taking turns settles: × (k·k')² each round"
+        figure, axes, "rounds (β = 1)", "|kᵀX − v|", "Taking turns settles: × (k·k')² each round"
     )  # fmt: skip
 
 
 def erase_figure(
     delta: Float[Array, "channels edits"], write_only: Float[Array, "channels edits"], target: float
-) -> Figure:
+) -> "Figure":
     """Read-outs under repeated edits, with the erase term and without it.
 
     Args:
@@ -258,11 +254,11 @@ def erase_figure(
         for readout in readouts:
             axes.plot(np.arange(len(readout)), readout, color=color, marker=marker, markersize=4, linewidth=1.3)
         _legend(axes, loc="upper left")
-        _finish(figure, axes, "edits", "read-out $k^\\top X$" if axes is panels[0] else "", title)
+        _finish(figure, axes, "edits", "read-out kᵀX" if axes is panels[0] else "", title)
     return figure
 
 
-def guard_figure(norms: Float[Array, "norms"], squares: Float[Array, "norms"], epsilon: float) -> Figure:
+def guard_figure(norms: Float[Array, "norms"], squares: Float[Array, "norms"], epsilon: float) -> "Figure":
     """How the guard turns an edit off where the sublayer says nothing: ρ = ‖k‖² against ‖h‖.
 
     Args:
@@ -276,14 +272,14 @@ def guard_figure(norms: Float[Array, "norms"], squares: Float[Array, "norms"], e
     norms, squares = _numpy(norms, squares)
     figure, (axes,) = _figure(1, width=7.2, height=3.2)
     axes.axvline(epsilon, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
-    _note(axes, "‖h‖ = ε", (epsilon, 0.93), offset=(-32, 0), color=GREY)
+    _note(axes, "‖h‖ = ε", (epsilon, 0.93), offset=(-7, 0), color=GREY)
     axes.plot(norms, squares, color=BLUE, marker="o", markersize=4, linewidth=1.5, label="ρ")
     axes.set_xscale("log")
     axes.set_ylim(-0.05, 1.08)
     return _finish(figure, axes, "length of the sublayer's output ‖h‖", "ρ = ‖k‖²", "No output, no edit")
 
 
-def _figure(panels: int, *, width: float, height: float, **shared: bool) -> tuple[Figure, Sequence[Axes]]:
+def _figure(panels: int, *, width: float, height: float, **shared: bool) -> "tuple[Figure, Sequence[Axes]]":
     """A figure (inches) with a row of panels, outside pyplot's global state."""
     from matplotlib.figure import Figure
 
@@ -291,7 +287,7 @@ def _figure(panels: int, *, width: float, height: float, **shared: bool) -> tupl
     return figure, figure.subplots(1, panels, squeeze=False, **shared)[0]
 
 
-def _finish(figure: Figure, axes: Axes, x: str, y: str, title: str) -> Figure:
+def _finish(figure: "Figure", axes: "Axes", x: str, y: str, title: str) -> "Figure":
     axes.set_xlabel(x, fontsize=10.5, color=INK)
     axes.set_ylabel(y, fontsize=10.5, color=INK)
     axes.set_title(title, fontsize=11.5, color=INK)
@@ -300,11 +296,11 @@ def _finish(figure: Figure, axes: Axes, x: str, y: str, title: str) -> Figure:
     return figure
 
 
-def _legend(axes: Axes, **place) -> None:
+def _legend(axes: "Axes", **place) -> None:
     axes.legend(fontsize=9.5, frameon=False, **place)
 
 
-def _note(axes: Axes, text: str, place, *, offset=(0, 0), color: str = INK, weight: str = "normal") -> None:
+def _note(axes: "Axes", text: str, place, *, offset=(0, 0), color: str = INK, weight: str = "normal") -> None:
     """Text centred at a point, moved by an offset in points; one that moves sideways keeps clear by its own width."""
     x, y = offset
     align = {"horizontalalignment": "center", "verticalalignment": "bottom" if y > 0 else "top" if y < 0 else "center"}
@@ -316,13 +312,13 @@ def _note(axes: Axes, text: str, place, *, offset=(0, 0), color: str = INK, weig
     )  # fmt: skip
 
 
-def _target_line(axes: Axes, direction: np.ndarray, target: float, *, named: bool = True) -> None:
+def _target_line(axes: "Axes", direction: np.ndarray, target: float, *, named: bool = True) -> None:
     """The states whose read-out kᵀx is the target: a line at right angles to k, drawn across the panel."""
     foot, along = target * direction, np.array([-direction[1], direction[0]])
     ends = np.stack([foot - 50 * along, foot + 50 * along])
     axes.plot(*ends.T, color=GREEN, linewidth=1.5, linestyle=(0, (5, 3)), label="target", zorder=1)
     if named:
-        _note(axes, "$k^\\top x = v$", foot - 0.55 * along, offset=(8, 0), color=GREEN)
+        _note(axes, "kᵀx = v", foot - 0.55 * along, offset=(8, 0), color=GREEN)
 
 
 def _dot_color(β: float) -> str:
