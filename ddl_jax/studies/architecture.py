@@ -158,11 +158,13 @@ def _text(axes, x, y, text, *, size=11.0, color=INK, weight="normal", align="cen
 
 def main() -> None:
     """Draws the picture into the file that the command line names."""
-    import matplotlib
-
     parser = argparse.ArgumentParser(prog="python -m ddl_jax.studies.architecture", description="Draws one sublayer.")
     parser.add_argument("path", type=Path, help="where to; ends in .svg or .png")
     path = parser.parse_args().path
+    if path.suffix not in (".svg", ".png"):
+        parser.error(f"{path} does not end in .svg or .png")
+    import matplotlib
+
     # Neither a date nor random identifiers, so that drawing it again gives the same file.
     with matplotlib.rc_context({"svg.hashsalt": "ddl"}):
         sublayer_figure().savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
