@@ -296,6 +296,14 @@ class DataConfig:
         require_least(config, path, 0, "workers")
         return config
 
+    def tokenizer_size(self, path: str = "data") -> int:
+        """The tokenizer's vocabulary, where that is known without the data; otherwise raises InputError."""
+        known = {"bytes": 257, "gpt2": 50257, "bpe": self.vocabulary}
+        size = known.get(self.tokenizer)
+        need = "is a file that this command does not read, so model.vocab_size must be given"
+        require(self, path, "tokenizer", size is not None, need)
+        return size
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:

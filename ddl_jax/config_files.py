@@ -11,7 +11,7 @@ import functools
 import os
 from pathlib import Path
 import re
-from typing import Any
+from typing import Any, get_origin
 
 import jsonargparse
 import yaml
@@ -185,12 +185,13 @@ def _converter(hint: Any) -> jsonargparse.ArgumentParser:
 
 
 def _typed(value: Any, hint: Any, where: str) -> Any:
-    if hint == tuple[str, ...] and isinstance(value, str) and not value.startswith("["):
-        value = [value]
     try:
-        converted = _converter(hint).parse_object({"value": value}).value
+        items = value
+        if get_origin(hint) is tuple and isinstance(value, str):  # from the command line, or a list of one
+            items = yaml.load(value, _Loader) if value.startswith("[") else [value]
+        converted = _converter(hint).parse_object({"value": items}).value
         right = fits(converted, hint)
-    except Exception:  # not only ArgumentError: PyYAML fails in many ways on odd text
+    except Exception:  # not only ArgumentError: the YAML parser behind it fails in many ways on odd text
         right = False
     if not right:
         raise InputError(f"{where} {shown(value)} must be {expected(hint)}")

@@ -91,7 +91,7 @@ def expected(hint: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(options)}"
     if origin in (Union, types.UnionType):
-        return " or ".join(map(expected, options))
+        return " or ".join(map(expected, options)).replace(" or false or ", ", false or ")
     if origin is tuple:
         return "a list of texts" if options[-1] is Ellipsis else f"a list of {len(options)} numbers"
     words = {int: "an integer", float: "a finite number", bool: "true or false", str: "printable text"}

@@ -160,11 +160,11 @@ class _Run:
             "  config.yaml     every setting, resolved\n"
             "  metrics.jsonl   loss, gradient norm, speed and validation of each logged step\n"
             "  checkpoints/    the newest states; the same command resumes from them\n"
-            "Try next, each in a run_dir of its own, and compare the validation lines:\n"
-            "  --model.residual.kind write_only        the same stream, without the erase term\n"
+            "Try next the same command with --run_dir runs/NAME and one of these, and compare the validation lines:\n"
+            "  --model.residual.kind write_only        the same stream without the erase term\n"
             "  --model.residual.value_channels 2       fewer value channels\n"
-            "  --model.residual.reader token           TC: the reader looks at earlier tokens, too\n"
-            "  python -m ddl_jax bench configs/bench/baseline.yaml configs/bench/cc.yaml      what it costs"
+            "  --model.residual.reader token           TC: the reader sees earlier tokens, too\n"
+            "What a variant costs: python -m ddl_jax bench configs/bench/baseline.yaml configs/bench/cc.yaml"
         )
 
 
