@@ -1,7 +1,25 @@
 """Deep Delta Learning in JAX: Transformers whose residual stream is edited rather than added to."""
 
-from ddl_jax.config import Config, GateConfig, ResidualConfig, TransformerConfig, ValueConfig
-from ddl_jax.residual import DeltaStream
-from ddl_jax.transformer import Transformer
+import importlib
 
-__all__ = ["Config", "DeltaStream", "GateConfig", "ResidualConfig", "Transformer", "TransformerConfig", "ValueConfig"]
+_HOMES = {
+    "Config": "config",
+    "GateConfig": "config",
+    "ResidualConfig": "config",
+    "TransformerConfig": "config",
+    "ValueConfig": "config",
+    "DeltaStream": "residual",
+    "Transformer": "transformer",
+}
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str):
+    # Imported when asked for: a mistake on the command line is reported before jax is loaded.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"ddl_jax.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'ddl_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

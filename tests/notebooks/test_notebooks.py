@@ -6,11 +6,8 @@ import re
 import subprocess
 import sys
 
+import nbformat
 import pytest
-
-nbformat = pytest.importorskip("nbformat", reason="notebooks need the extras `notebooks` and `plots`")
-for needed in ("nbclient", "ipykernel", "matplotlib"):
-    pytest.importorskip(needed, reason="notebooks need the extras `notebooks` and `plots`")
 
 ROOT = Path(__file__).parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -6,8 +6,6 @@ import pytest
 
 from ddl_jax.studies import architecture
 
-pytest.importorskip("matplotlib", reason="figures need the extra `plots`")
-
 
 def texts(figure):
     return [text for text in figure.axes[0].texts if text.get_text()]

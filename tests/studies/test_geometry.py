@@ -4,13 +4,12 @@ import os
 import subprocess
 import sys
 
+from matplotlib import figure as figures
 import numpy as np
-import pytest
 
 from ddl_jax.studies import geometry
 from pallas_kernels import rewrite
 
-figures = pytest.importorskip("matplotlib.figure", reason="figures need the extra `plots`")
 GATES = np.array([0.0, 0.5, 1.0, 1.5, 2.0], np.float32)
 
 
