@@ -37,9 +37,11 @@ class Windows:
 
     def __call__(self, indices: np.ndarray) -> Batch:
         """The windows of (B,) indices: `tokens` and, shifted by one, `targets`, both (B, T) int32."""
-        starts = np.asarray(indices) * self.context_length
-        windows = self.tokens[starts[:, None] + np.arange(self.context_length + 1)].astype(np.int32)
-        return {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+        positions = np.asarray(indices)[:, None] * self.context_length + np.arange(self.context_length)
+        return {
+            "tokens": self.tokens[positions].astype(np.int32),
+            "targets": self.tokens[positions + 1].astype(np.int32),
+        }
 
 
 class StoredWindows(Windows):
