@@ -104,8 +104,8 @@ def train_batches(
             dataset = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
         iterator = iter(dataset)
         stack.callback(iterator.close)
-        # A generator in between, because closing it lets go of Grain's iterator whoever still holds the stream: one that
-        # lives until the interpreter ends complains there.
+        # A generator in between: closing it lets go of Grain's iterator, whoever still holds the stream. One that lives
+        # until the interpreter ends complains there.
         yield stack.enter_context(contextlib.closing(batch for batch in iterator))
 
 
