@@ -1,3 +1,4 @@
+import functools
 import itertools
 import multiprocessing
 import os
@@ -138,9 +139,15 @@ if __name__ == "__main__":
 """
 
 
-def start(tmp_path, argument: str) -> tuple[subprocess.Popen, list[int]]:
-    (tmp_path / "program.py").write_text(PROGRAM)
+@pytest.fixture
+def start(tmp_path, room_alone):
+    """Starts the program with an argument; returns it and its workers' process ids."""
+    (tmp_path / "program.py").write_text(room_alone + PROGRAM)
     (tmp_path / "temporary").mkdir()
+    return functools.partial(_start, tmp_path)
+
+
+def _start(tmp_path, argument: str) -> tuple[subprocess.Popen, list[int]]:
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "program.py"), argument],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "temporary")},
@@ -170,15 +177,15 @@ def assert_nothing_left(tmp_path, workers: list[int]):
             os.kill(pid, 0)
 
 
-def test_leaving_early_leaves_nothing_behind(tmp_path):
-    process, workers = start(tmp_path, "three")
+def test_leaving_early_leaves_nothing_behind(tmp_path, start):
+    process, workers = start("three")
     assert finish(process) == ""
     assert process.returncode == 0
     assert_nothing_left(tmp_path, workers)
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path):
-    process, workers = start(tmp_path, "for ever")
+def test_ctrl_c_leaves_nothing_behind(tmp_path, start):
+    process, workers = start("for ever")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
     errors = finish(process)
     assert errors.count("Traceback") == 1  # the program's own
@@ -187,16 +194,16 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     assert_nothing_left(tmp_path, workers)
 
 
-def test_a_request_to_stop_leaves_the_workers_to_the_program(tmp_path):
-    process, workers = start(tmp_path, "until asked")
+def test_a_request_to_stop_leaves_the_workers_to_the_program(tmp_path, start):
+    process, workers = start("until asked")
     os.killpg(process.pid, signal.SIGTERM)  # as a scheduler may do: the workers get it too
     assert finish(process) == ""
     assert process.returncode == 0
     assert_nothing_left(tmp_path, workers)
 
 
-def test_workers_end_with_a_parent_that_was_killed(tmp_path):
-    process, _ = start(tmp_path, "for ever")
+def test_workers_end_with_a_parent_that_was_killed(start):
+    process, _ = start("for ever")
     process.kill()
     finish(process)
 
