@@ -27,13 +27,13 @@ def tiny_config(folder: Path, run: str = "run", **training) -> Config:
         for index in range(8):  # documents of 100 bytes and a separator; one of them is held out
             text = "".join(chr(97 + (index * 7 + place * place) % 26) for place in range(100))
             (corpus / f"{index}.txt").write_text(text)
-    settings = dict(steps=STEPS, batch_size=BATCH, log_every=1, evaluate_every=13, checkpoint_every=3) | training
+    settings = {"steps": STEPS, "log_every": 1, "evaluate_every": 13, "checkpoint_every": 3} | training
     return Config(
         run_dir=str(folder / run),
         model=TransformerConfig(layers=2, width=8, heads=2, context_length=CONTEXT),
         data=DataConfig(corpus="files", paths=(str(corpus / "*.txt"),), validation_fraction=0.125),
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=4),
-        training=TrainingConfig(**settings),
+        training=TrainingConfig(batch_size=BATCH, **settings),
     ).resolve()
 
 

@@ -108,9 +108,9 @@ def test_metrics_are_valid_json_even_then(tmp_path):
 def test_refusals_leave_nothing_behind(tmp_path):
     config = tiny_config(tmp_path)
     for change in (
-        dict(model=dataclasses.replace(config.model, context_length=5000)),
-        dict(model=dataclasses.replace(config.model, vocab_size=100)),
-        dict(data=dataclasses.replace(config.data, paths=(str(tmp_path / "nothing" / "*.txt"),))),
+        {"model": dataclasses.replace(config.model, context_length=5000)},
+        {"model": dataclasses.replace(config.model, vocab_size=100)},
+        {"data": dataclasses.replace(config.data, paths=(str(tmp_path / "nothing" / "*.txt"),))},
     ):
         with pytest.raises(InputError):
             train(dataclasses.replace(config, **change))
