@@ -4,6 +4,7 @@ from collections.abc import Callable
 import logging
 from pathlib import Path
 import shutil
+import sys
 
 import jax
 import orbax.checkpoint as ocp
@@ -14,6 +15,16 @@ KEPT = 3  # newest checkpoints that stay on disk
 
 # Orbax logs each failure with its traceback before raising it. It is the exception that we report, in one line.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+_unraisable_hook = sys.unraisablehook
+
+
+def _without_closed_loops(unraisable) -> None:
+    if "Event loop is closed" not in str(unraisable.exc_value):
+        _unraisable_hook(unraisable)
+
+
+# After a failed write, threads of its storage call back a loop that has ended: noise around the one line that matters.
+sys.unraisablehook = _without_closed_loops
 
 
 def _reason(error: Exception) -> str:
@@ -94,7 +105,7 @@ class Checkpoints:
                 return jax.block_until_ready(restored["state"])
             except Exception as error:  # whatever the storage underneath raises on damaged files
                 self._say(
-                    f"the checkpoint of step {step} cannot be read ({_reason(error)}); falling back to the one before it"
+                    f"the checkpoint of step {step} cannot be read, falling back to the one before: {_reason(error)}"
                 )
                 self._set_aside(step)
         if steps:
