@@ -23,9 +23,9 @@ from typing import Any, Literal, get_args, get_origin
 import jsonargparse
 
 from ddl_jax.config import Config
-from ddl_jax.config_files import fields, from_settings, load_file, overlay, similar_names, typed_settings
+from ddl_jax.config.files import fields, from_settings, load_file, overlay, similar_names, typed_settings
+from ddl_jax.config.rules import shown
 from ddl_jax.errors import InputError
-from ddl_jax.rules import shown
 
 
 def config_parser(command: str, description: str, several: bool = False) -> jsonargparse.ArgumentParser:

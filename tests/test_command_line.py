@@ -18,7 +18,7 @@ import yaml
 from ddl_jax import __main__ as dispatcher
 from ddl_jax.command_line import attribute_docs, config_parser, exit_code, parse, read_config, read_configs
 from ddl_jax.config import Config
-from ddl_jax.config_files import dump_config, fields, from_settings, load_file, to_dict
+from ddl_jax.config.files import dump_config, fields, from_settings, load_file, to_dict
 from ddl_jax.errors import InputError
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ from pathlib import Path
 import tempfile
 
 from ddl_jax.config import Config
-from ddl_jax.config_files import dump_config, from_settings, load_file, resumed, typed_settings
+from ddl_jax.config.files import dump_config, from_settings, load_file, resumed, typed_settings
 from ddl_jax.data import Corpus
 from ddl_jax.errors import InputError, RunError
 

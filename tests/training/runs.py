@@ -56,7 +56,7 @@ def final_state(config: Config) -> list[np.ndarray]:
 
 def settled(config: Config) -> Config:
     """The configuration as its run recorded it."""
-    from ddl_jax.config_files import from_settings, load_file, typed_settings
+    from ddl_jax.config.files import from_settings, load_file, typed_settings
 
     return from_settings(typed_settings(load_file(Path(config.run_dir) / "config.yaml"))).resolve()
 

@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from ddl_jax.config_files import dump_config
+from ddl_jax.config.files import dump_config
 from ddl_jax.training import loop, train
 from ddl_jax.training.run_directory import RunDirectory
 from tests.training.runs import (
@@ -26,7 +26,7 @@ from tests.training.runs import (
 # Trains as the configuration file says, and dies by kill -9 while it logs the given step.
 KILLED = """
 import os, signal, sys
-from ddl_jax.config_files import from_settings, load_file, typed_settings
+from ddl_jax.config.files import from_settings, load_file, typed_settings
 from ddl_jax.training import train
 from ddl_jax.training.run_directory import RunDirectory
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from ddl_jax.config import PRESETS, Config, GateConfig, OptimizerConfig, ResidualConfig, TransformerConfig, ValueConfig
-from ddl_jax.config_files import fields, from_settings, overlay
+from ddl_jax.config.files import fields, from_settings, overlay
+from ddl_jax.config.rules import LARGEST_FLOAT, expected, fits, shown
 from ddl_jax.errors import InputError, nearest_divisors, nearest_multiples
-from ddl_jax.rules import LARGEST_FLOAT, expected, fits, shown
 
 
 def settings(changes: dict[str, Any]) -> dict[str, Any]:

@@ -96,3 +96,8 @@ def expected(hint: Any) -> str:
         return "a list of texts" if options[-1] is Ellipsis else f"a list of {len(options)} numbers"
     words = {int: "an integer", float: "a finite number", bool: "true or false", str: "printable text"}
     return words.get(hint, "null" if hint is types.NoneType else f"a section ({getattr(hint, '__name__', hint)})")
+
+
+def filled(config: Any, **defaults: Any) -> Any:
+    """`config` with each of its None fields replaced by the given default."""
+    return dataclasses.replace(config, **{n: v for n, v in defaults.items() if getattr(config, n) is None})

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ddl_jax.config import Config
-from ddl_jax.config_files import (
+from ddl_jax.config.files import (
     RESUMABLE,
     difference,
     dump_config,
@@ -21,7 +21,7 @@ from ddl_jax.config_files import (
 )
 from ddl_jax.errors import InputError
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
 
 
@@ -296,7 +296,6 @@ def test_a_resumed_run_may_change_its_cadences_and_takes_what_was_settled():
             "microbatch_size": 2,
             "log_every": 1,
             "evaluate_every": 2,
-            "evaluation_batches": 3,
             "checkpoint_every": 4,
         },
     }

@@ -16,9 +16,9 @@ from typing import Any, get_origin
 import jsonargparse
 import yaml
 
-from ddl_jax.config import Config
+from ddl_jax.config.experiment import Config
+from ddl_jax.config.rules import expected, fits, plain, shown
 from ddl_jax.errors import InputError
-from ddl_jax.rules import expected, fits, plain, shown
 
 Settings = dict[str, Any]
 

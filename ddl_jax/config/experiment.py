@@ -1,0 +1,39 @@
+"""One experiment: every setting, of every room."""
+
+import dataclasses
+
+from ddl_jax.config.data import DataConfig
+from ddl_jax.config.rules import require, require_types
+from ddl_jax.config.training import OptimizerConfig, TrainingConfig
+from ddl_jax.config.transformer import TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One experiment.
+
+    Attributes:
+        run_dir: folder for configuration, metrics and checkpoints.
+        seed: of the parameters and the data order.
+        model: see `TransformerConfig`.
+        data: see `DataConfig`.
+        optimizer: see `OptimizerConfig`.
+        training: see `TrainingConfig`.
+    """
+
+    run_dir: str = "runs/default"
+    seed: int = 0
+    model: TransformerConfig = TransformerConfig()
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    def resolve(self) -> "Config":
+        """Fills in what follows from other fields (model.vocab_size and the dtypes excepted); raises InputError."""
+        require_types(self, "")
+        require(self, "", "run_dir", bool(self.run_dir.strip()), "must name a folder", "e.g. 'runs/first'")
+        require(self, "", "seed", 0 <= self.seed < 2**32, "must lie in [0, 2**32)", "nearest: 0")
+        model = self.model.resolve()
+        training = self.training.resolve(model.layers)
+        self.optimizer.validate(training.steps)
+        return dataclasses.replace(self, model=model, data=self.data.resolve(), training=training)

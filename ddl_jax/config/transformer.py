@@ -1,0 +1,63 @@
+"""The settings of the Transformer around the residual stream."""
+
+import dataclasses
+from typing import Literal
+
+from ddl_jax.config.residual import ResidualConfig
+from ddl_jax.config.rules import filled, require, require_least, require_types
+from ddl_jax.errors import nearest_multiples
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """A decoder-only Transformer over a residual stream.
+
+    Attributes:
+        layers: L, blocks of one attention and one MLP sublayer each.
+        width: d, features of the residual state.
+        heads: attention heads.
+        head_dim: features of a head, even (width / heads).
+        context_length: longest sequence, in tokens.
+        vocab_size: rows of the embedding (the tokenizer's size, rounded up to a multiple of 64).
+        qk_norm: RMSNorm with gain on queries and keys, after RoPE.
+        logit_scale: `none`, or `mup`: logits times 1024 / width.
+        compute_dtype: of matrix products; `auto` is bfloat16 on a GPU and float32 elsewhere.
+        state_dtype: of the residual state; `auto` as above.
+        residual: see `ResidualConfig`.
+    """
+
+    layers: int = 4
+    width: int = 256
+    heads: int = 2
+    head_dim: int | None = None
+    context_length: int = 256
+    vocab_size: int | None = None
+    qk_norm: bool = True
+    logit_scale: Literal["none", "mup"] = "none"
+    compute_dtype: Dtype = "auto"
+    state_dtype: Dtype = "auto"
+    residual: ResidualConfig = ResidualConfig()
+
+    def resolve(self, path: str = "model") -> "TransformerConfig":
+        """Fills in what follows from other fields (vocab_size and dtypes excepted); raises InputError."""
+        require_types(self, path)
+        require_least(self, path, 1, "layers", "width", "heads", "head_dim", "context_length", "vocab_size")
+        config, derived = self, ""
+        if config.head_dim is None:
+            rule = f"is not divisible by {path}.heads {config.heads}"
+            legal = f"nearest: {nearest_multiples(config.width, config.heads)}"
+            require(config, path, "width", config.width % config.heads == 0, rule, legal)
+            derived = f" (it is width {config.width} / heads {config.heads})"
+            config = filled(config, head_dim=config.width // config.heads)
+        legal = f"nearest: {nearest_multiples(config.head_dim, 2)}"
+        require(config, path, "head_dim", config.head_dim % 2 == 0, f"must be even for RoPE{derived}", legal)
+        return dataclasses.replace(config, residual=config.residual.resolve(config.width, f"{path}.residual"))
+
+    def with_vocabulary(self, size: int, path: str = "model") -> "TransformerConfig":
+        """Settles vocab_size for a tokenizer of the given size; raises InputError where it is too small."""
+        config = filled(self, vocab_size=-(-size // 64) * 64)
+        fits, rule = config.vocab_size >= size, f"is smaller than the tokenizer's vocabulary, {size}"
+        require(config, path, "vocab_size", fits, rule, f"nearest: {size}")
+        return config
