@@ -3,11 +3,11 @@
 import functools
 
 import hypothesis
-from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from pallas_kernels import rewrite, rewrite_and_read
 from pallas_kernels.rewrite import reference
@@ -73,7 +73,7 @@ def oracle_gradients(state, branch, value, gate, weights, d_new, d_read, erase):
 
 def scales(state, branch, value, gate, weights, d_new, d_read):
     """For X', x and the gradients: per token, the norms of the terms that float32 has to add up."""
-    norm = lambda a, axes: np.sqrt(np.sum(np.asarray(a, np.float64) ** 2, axis=axes))  # noqa: E731
+    norm = lambda a, axes: np.sqrt(np.sum(np.asarray(a, np.float64) ** 2, axis=axes))
     D = np.asarray(d_new) + np.asarray(weights) * np.asarray(d_read)[..., None, :]
     # D itself may cancel: its terms count, not it.
     X, v, D = norm(state, (-2, -1)), norm(value, -1), norm(np.abs(d_new) + np.abs(D), (-2, -1))
@@ -87,7 +87,7 @@ def scales(state, branch, value, gate, weights, d_new, d_read):
 
 def draw(rng, leading, channels, width, *, state=1.0, branch=1.0, value=1.0, gate=None, dtype=np.float32):
     """Arguments and cotangents with the given sizes; β uniform in (0, 2) unless given."""
-    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
     arguments = (
         jnp.asarray(state * normal(*leading, channels, width), dtype),
         branch * normal(*leading, width),
@@ -308,7 +308,7 @@ def test_beta_two_with_value_zero_reflects():
     once = rewrite(state, branch, zero, gate, epsilon=1e-12)
     assert np.max(np.abs(once - state)) > 0.1
     np.testing.assert_allclose(rewrite(once, branch, zero, gate, epsilon=1e-12), state, atol=1e-5)
-    norm = lambda X: np.linalg.norm(np.asarray(X, np.float64), axis=-1)  # noqa: E731
+    norm = lambda X: np.linalg.norm(np.asarray(X, np.float64), axis=-1)
     np.testing.assert_allclose(norm(once), norm(state), rtol=1e-5)
     # Towards a value, it is the involution around it.
     there = rewrite(state, branch, value, gate, epsilon=1e-12)
