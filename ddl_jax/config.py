@@ -7,7 +7,8 @@ A field whose default is None follows from the others (the preset, the kind of s
 import dataclasses
 from typing import Any, Literal
 
-from ddl_jax.errors import InputError, nearest_multiples
+from ddl_jax.errors import nearest_divisors, nearest_multiples
+from ddl_jax.rules import require, require_between, require_least, require_types, require_unset
 
 Kind = Literal["additive", "additive_expanded", "write_only", "delta"]
 Reader = Literal["identity", "channel", "token"]
@@ -29,33 +30,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "value": {"source": "read", "activation": "sigmoid", "scale": 4.0, "bias": True},
     },
 }
-
-
-def _require(holds: bool, path: str, value: Any, rule: str, legal: str = "") -> None:
-    if not holds:
-        raise InputError(f"{path} {_shown(value)} {rule}" + (f"; {legal}" if legal else ""))
-
-
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str) else str(value)
-
-
-def _require_positive(config: Any, path: str, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        _require(value is None or value > 0, f"{path}.{name}", value, "must be positive", "nearest: 1")
-
-
-def _require_between(config: Any, path: str, name: str, low: float, high: float, why: str = "") -> None:
-    value = getattr(config, name)
-    nearest = f"nearest: {min(max(value, low), high) if value == value else low}"
-    _require(low <= value <= high, f"{path}.{name}", value, f"must lie in [{low}, {high}]{why}", nearest)
-
-
-def _require_unset(config: Any, path: str, names: tuple[str, ...], because: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        _require(value is None, f"{path}.{name}", value, f"does not apply: {because}", "remove it")
 
 
 def _filled(config: Any, **defaults: Any) -> Any:
@@ -108,8 +82,8 @@ class ResidualConfig:
         value_channels: V, the number of channels of the state, 1 to 8 (4; `additive` has 1).
         reader: how a sublayer sees the state: `identity` (V = 1), `channel` (CC) or `token` (TC).
         reader_taps: K, the tokens a token reader looks at, the current one included (4).
-        reader_form: a channel reader's parameters: `direct` weights per channel and feature, or a `convolution` over the
-            channels followed by a read vector (set by the preset).
+        reader_form: a channel reader's parameters: `direct` weights per channel and feature, or a `convolution` over
+            the channels followed by a read vector (set by the preset).
         reader_initial: readers start as the `mean` over channels or `normal` with zero mean (set by the preset).
         expansion: `convolution` over tokens (EC) or `repeat` the embedding over the channels.
         expansion_taps: tokens the expansion convolution looks at (4).
@@ -141,86 +115,86 @@ class ResidualConfig:
 
     def resolve(self, width: int, path: str = "model.residual") -> "ResidualConfig":
         """Fills in every field left None, for a state of the given width; raises InputError on a broken rule."""
-        config, preset = self, PRESETS[self.preset]
-        if config.kind == "additive":
-            _require(config.value_channels in (None, 1), f"{path}.value_channels", config.value_channels,
-                     "must be 1 with kind 'additive'", "nearest: 1, or kind: additive_expanded")  # fmt: skip
-        config = _filled(config, value_channels=1 if config.kind == "additive" else 4)
-        _require(1 <= config.value_channels <= 8, f"{path}.value_channels", config.value_channels,
-                 "must lie in [1, 8]", f"nearest: {min(max(config.value_channels, 1), 8)}")  # fmt: skip
+        for section, name in ((self, path), (self.gate, f"{path}.gate"), (self.value, f"{path}.value")):
+            require_types(section, name)
+        preset, additive = PRESETS[self.preset], self.kind == "additive"
+        config = _filled(self, value_channels=1 if additive else 4)
+        if additive:
+            single = config.value_channels == 1
+            rule = "must be 1 with kind 'additive'"
+            require(config, path, "value_channels", single, rule, "nearest: 1, or kind: additive_expanded")
+        require_between(config, path, "value_channels", 1, 8)
         single = config.value_channels == 1
-        config = _filled(
-            config, reader="identity" if single else "channel", expansion="repeat" if single else "convolution"
-        )
-        config = config._resolve_reader(path, preset["stream"])
+        reader, expansion = ("identity", "repeat") if single else ("channel", "convolution")
+        config = _filled(config, reader=reader, expansion=expansion)._resolve_reader(path, preset["stream"])
         if config.expansion == "convolution":
             config = _filled(config, expansion_taps=4)
-            _require_positive(config, path, "expansion_taps")
+            require_least(config, path, 1, "expansion_taps")
         else:
-            _require_unset(config, path, ("expansion_taps",), "expansion is 'repeat'")
+            require_unset(config, path, ("expansion_taps",), "expansion is 'repeat'")
         if config.kind in ("delta", "write_only"):
             return config._resolve_update(width, path, preset)
         because = f"kind {config.kind!r} has no gate, value or direction"
-        _require_unset(config, path, ("direction", "direction_width", "epsilon"), because)
+        require_unset(config, path, ("direction", "direction_width", "epsilon"), because)
         for name in ("gate", "value"):
             section = getattr(config, name)
             fields = tuple(field.name for field in dataclasses.fields(section))
-            _require_unset(section, f"{path}.{name}", fields, because)
+            require_unset(section, f"{path}.{name}", fields, because)
         return config
 
     def _resolve_reader(self, path: str, preset: dict[str, Any]) -> "ResidualConfig":
         config = self
         if config.kind == "additive":
-            _require(config.reader == "identity", f"{path}.reader", config.reader, "must be 'identity' with kind 'additive'")
-            _require(config.expansion == "repeat", f"{path}.expansion", config.expansion, "must be 'repeat' with kind 'additive'")
+            for name, only in (("reader", "identity"), ("expansion", "repeat")):
+                rule = f"must be {only!r} with kind 'additive'"
+                require(config, path, name, getattr(config, name) == only, rule, "or use kind: additive_expanded")
         if config.reader == "identity":
-            _require(config.value_channels == 1, f"{path}.reader", config.reader,
-                     f"needs value_channels 1, not {config.value_channels}", "use 'channel' or 'token'")  # fmt: skip
+            rule = f"needs value_channels 1, not {config.value_channels}"
+            require(config, path, "reader", config.value_channels == 1, rule, "use 'channel' or 'token'")
             unset = ("reader_taps", "reader_form", "reader_initial", "shared_reader")
-            _require_unset(config, path, unset, "reader is 'identity'")
+            require_unset(config, path, unset, "reader is 'identity'")
             return config
         config = _filled(config, shared_reader=preset["shared_reader"], reader_initial=preset["reader_initial"])
         if config.reader == "token":
-            _require_unset(config, path, ("reader_form",), "reader is 'token'")
+            require_unset(config, path, ("reader_form",), "reader is 'token'")
             config = _filled(config, reader_taps=4)
-            _require_positive(config, path, "reader_taps")
+            require_least(config, path, 1, "reader_taps")
             return config
-        _require_unset(config, path, ("reader_taps",), "reader is 'channel'")
+        require_unset(config, path, ("reader_taps",), "reader is 'channel'")
         return _filled(config, reader_form=preset["reader_form"])
 
     def _resolve_update(self, width: int, path: str, preset: dict[str, dict[str, Any]]) -> "ResidualConfig":
         config = _filled(self, direction="sublayer", epsilon=1e-5)
-        _require(0 < config.epsilon < 1, f"{path}.epsilon", config.epsilon, "must lie in (0, 1)", "the paper uses 1e-5")
-        if config.direction == "sublayer":
-            _require_unset(config, path, ("direction_width",), "direction is 'sublayer'")
+        # Below 1e-18, ε² vanishes in float32 and a zero branch divides by zero.
+        require_between(config, path, "epsilon", 1e-18, 1.0, " (the paper uses 1e-5)")
+        sublayer = config.direction == "sublayer"
+        if sublayer:
+            require_unset(config, path, ("direction_width",), "direction is 'sublayer'")
         else:
             config = _filled(config, direction_width=max(1, width // 4))
-            _require_positive(config, path, "direction_width")
+            require_least(config, path, 1, "direction_width")
 
-        gate = _filled(config.gate, hidden=0, initial=1.0)
-        _require(gate.hidden >= 0, f"{path}.gate.hidden", gate.hidden, "must not be negative", "nearest: 0, a linear gate")
+        gate, where = _filled(config.gate, hidden=0, initial=1.0), f"{path}.gate"
+        require_least(gate, where, 0, "hidden")
         if gate.hidden == 0:
-            _require_unset(gate, f"{path}.gate", ("hidden_bias",), "gate.hidden is 0")
+            require_unset(gate, where, ("hidden_bias",), "gate.hidden is 0")
         else:
             gate = _filled(gate, **preset["gate"])
         dead = ": outside, the sigmoid is saturated and the gate stays dead"
-        _require_between(gate, f"{path}.gate", "initial", 0.01, 1.99, dead)
+        require_between(gate, where, "initial", 0.01, 1.99, dead)
 
-        value = config.value
+        value, where = config.value, f"{path}.value"
+        unused = f"leaves the sublayer's output unused with direction {config.direction!r}"
         if value.constant is not None:
-            _require(abs(value.constant) < float("inf"), f"{path}.value.constant", value.constant, "must be finite")
             unset = ("source", "activation", "scale", "bias")
-            _require_unset(value, f"{path}.value", unset, "value.constant is set")
-            _require(config.direction == "sublayer", f"{path}.value.constant", value.constant,
-                     f"leaves the sublayer's output unused with direction {config.direction!r}", "remove it")  # fmt: skip
+            require_unset(value, where, unset, "value.constant is set")
+            require(value, where, "constant", sublayer, unused, "remove it")
         else:
-            if config.direction != "sublayer":
+            if not sublayer:
                 value = _filled(value, source="branch")
-                _require(value.source == "branch", f"{path}.value.source", value.source,
-                         f"leaves the sublayer's output unused with direction {config.direction!r}", "use 'branch'")  # fmt: skip
+                require(value, where, "source", value.source == "branch", unused, "use 'branch'")
             value = _filled(value, **preset["value"])
-            finite = 0 < abs(value.scale) < float("inf")
-            _require(finite, f"{path}.value.scale", value.scale, "must be finite and not 0", "the paper uses 1.0")
+            require(value, where, "scale", value.scale != 0, "must not be 0", "the paper uses 1.0")
         return dataclasses.replace(config, gate=gate, value=value)
 
 
@@ -256,17 +230,25 @@ class TransformerConfig:
 
     def resolve(self, path: str = "model") -> "TransformerConfig":
         """Fills in what follows from other fields (vocab_size and dtypes excepted); raises InputError."""
-        _require_positive(self, path, "layers", "width", "heads", "head_dim", "context_length", "vocab_size")
-        config = self
+        require_types(self, path)
+        require_least(self, path, 1, "layers", "width", "heads", "head_dim", "context_length", "vocab_size")
+        config, derived = self, ""
         if config.head_dim is None:
-            _require(config.width % config.heads == 0, f"{path}.width", config.width,
-                     f"is not divisible by {path}.heads {config.heads}",
-                     f"nearest: {nearest_multiples(config.width, config.heads)}")  # fmt: skip
-            config = dataclasses.replace(config, head_dim=config.width // config.heads)
-        derived = "" if self.head_dim else f" (it is width {config.width} / heads {config.heads})"
-        _require(config.head_dim % 2 == 0, f"{path}.head_dim", config.head_dim, f"must be even for RoPE{derived}",
-                 f"nearest: {nearest_multiples(config.head_dim, 2)}")  # fmt: skip
+            rule = f"is not divisible by {path}.heads {config.heads}"
+            legal = f"nearest: {nearest_multiples(config.width, config.heads)}"
+            require(config, path, "width", config.width % config.heads == 0, rule, legal)
+            derived = f" (it is width {config.width} / heads {config.heads})"
+            config = _filled(config, head_dim=config.width // config.heads)
+        legal = f"nearest: {nearest_multiples(config.head_dim, 2)}"
+        require(config, path, "head_dim", config.head_dim % 2 == 0, f"must be even for RoPE{derived}", legal)
         return dataclasses.replace(config, residual=config.residual.resolve(config.width, f"{path}.residual"))
+
+    def with_vocabulary(self, size: int, path: str = "model") -> "TransformerConfig":
+        """Settles vocab_size for a tokenizer of the given size; raises InputError where it is too small."""
+        config = _filled(self, vocab_size=-(-size // 64) * 64)
+        fits, rule = config.vocab_size >= size, f"is smaller than the tokenizer's vocabulary, {size}"
+        require(config, path, "vocab_size", fits, rule, f"nearest: {size}")
+        return config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,24 +275,34 @@ class DataConfig:
 
     def resolve(self, path: str = "data") -> "DataConfig":
         """Fills in what follows from other fields; raises InputError on a broken rule."""
+        require_types(self, path)
         config = self
         if config.corpus == "files":
-            _require(bool(config.paths), f"{path}.paths", list(config.paths), "must name at least one file for corpus 'files'")
+            named = bool(config.paths) and all(pattern.strip() for pattern in config.paths)
+            require(config, path, "paths", named, "must name files for corpus 'files'", "e.g. ['data/*.txt']")
         else:
-            _require(not config.paths, f"{path}.paths", list(config.paths), "only applies to corpus 'files'", "set data.corpus: files")
+            rule = f"only applies to corpus 'files', not {config.corpus!r}"
+            require(config, path, "paths", not config.paths, rule, f"set {path}.corpus: files")
         if config.tokenizer == "bpe":
             config = _filled(config, vocabulary=4096)
-            _require(config.vocabulary >= 257, f"{path}.vocabulary", config.vocabulary,
-                     "must hold all 256 bytes and the separator", "nearest: 257")  # fmt: skip
+            require_least(config, path, 257, "vocabulary")  # the 256 bytes and the separator
         else:
-            _require_unset(config, path, ("vocabulary",), f"tokenizer is {config.tokenizer!r}, not 'bpe'")
+            require_unset(config, path, ("vocabulary",), f"tokenizer is {config.tokenizer!r}, not 'bpe'")
             known = config.tokenizer in ("bytes", "gpt2") or config.tokenizer.endswith(".json")
-            _require(known, f"{path}.tokenizer", config.tokenizer, "is not a tokenizer",
-                     "use 'bytes', 'gpt2', 'bpe' or the path of a tokenizer.json")  # fmt: skip
-        fraction = config.validation_fraction
-        _require(0 < fraction < 1, f"{path}.validation_fraction", fraction, "must lie between 0 and 1", "typical: 0.1")
-        _require(config.workers >= 0, f"{path}.workers", config.workers, "must not be negative", "nearest: 0")
+            legal = "use 'bytes', 'gpt2', 'bpe' or the path of a tokenizer.json"
+            require(config, path, "tokenizer", known, "is not a tokenizer", legal)
+        fraction = 0 < config.validation_fraction < 1
+        require(config, path, "validation_fraction", fraction, "must lie between 0 and 1", "typical: 0.1")
+        require_least(config, path, 0, "workers")
         return config
+
+    def tokenizer_size(self, path: str = "data") -> int:
+        """The tokenizer's vocabulary, where that is known without the data; otherwise raises InputError."""
+        known = {"bytes": 257, "gpt2": 50257, "bpe": self.vocabulary}
+        size = known.get(self.tokenizer)
+        need = "is a file that this command does not read, so model.vocab_size must be given"
+        require(self, path, "tokenizer", size is not None, need)
+        return size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,15 +327,16 @@ class OptimizerConfig:
 
     def validate(self, steps: int, path: str = "optimizer") -> None:
         """Raises InputError on a broken rule."""
-        infinity = float("inf")
-        _require(0 < self.learning_rate < infinity, f"{path}.learning_rate", self.learning_rate, "must be positive and finite", "typical: 1e-3")
-        _require(0 <= self.warmup_steps < steps, f"{path}.warmup_steps", self.warmup_steps,
-                 f"must lie in [0, training.steps), which is {steps}", f"nearest: {min(max(self.warmup_steps, 0), steps - 1)}")  # fmt: skip
-        _require_between(self, path, "final_fraction", 0.0, 1.0)
-        _require(0 <= self.weight_decay < infinity, f"{path}.weight_decay", self.weight_decay, "must not be negative", "nearest: 0")
-        for index, beta in enumerate(self.betas):
-            _require(0 <= beta < 1, f"{path}.betas[{index}]", beta, "must lie in [0, 1)", "the paper uses (0.9, 0.95)")
-        _require(0 < self.clip_norm, f"{path}.clip_norm", self.clip_norm, "must be positive", "the paper uses 1.0")
+        require_types(self, path)
+        require(self, path, "learning_rate", self.learning_rate > 0, "must be positive", "typical: 1e-3")
+        warmup = 0 <= self.warmup_steps < steps
+        nearest = f"nearest: {min(max(self.warmup_steps, 0), steps - 1)}"
+        require(self, path, "warmup_steps", warmup, f"must lie in [0, training.steps), which is {steps}", nearest)
+        require_between(self, path, "final_fraction", 0.0, 1.0)
+        require(self, path, "weight_decay", self.weight_decay >= 0, "must not be negative", "nearest: 0")
+        decays = all(0 <= beta < 1 for beta in self.betas)
+        require(self, path, "betas", decays, "must both lie in [0, 1)", "the paper uses [0.9, 0.95]")
+        require(self, path, "clip_norm", self.clip_norm > 0, "must be positive", "the paper uses 1.0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,16 +365,14 @@ class TrainingConfig:
 
     def resolve(self, layers: int, path: str = "training") -> "TrainingConfig":
         """Fills in what follows from other fields; raises InputError on a broken rule."""
-        names = [field.name for field in dataclasses.fields(self)]
-        _require_positive(self, path, *names)
+        require_types(self, path)
+        require_least(self, path, 1, *(field.name for field in dataclasses.fields(self)))
         config = _filled(self, microbatch_size=self.batch_size)
-        micro, batch = config.microbatch_size, config.batch_size
-        divisors = [size for size in range(1, batch + 1) if batch % size == 0]
-        nearest = sorted(divisors, key=lambda size: abs(size - micro))[:2]
-        _require(batch % micro == 0, f"{path}.microbatch_size", micro, f"does not divide {path}.batch_size {batch}",
-                 f"nearest: {', '.join(map(str, sorted(nearest)))}")  # fmt: skip
-        _require(config.unroll <= layers, f"{path}.unroll", config.unroll,
-                 f"must not exceed model.layers {layers}", f"nearest: {layers}")  # fmt: skip
+        rule = f"does not divide {path}.batch_size {config.batch_size}"
+        nearest = f"nearest: {nearest_divisors(config.microbatch_size, config.batch_size)}"
+        require(config, path, "microbatch_size", config.batch_size % config.microbatch_size == 0, rule, nearest)
+        rule = f"must not exceed model.layers {layers}"
+        require(config, path, "unroll", config.unroll <= layers, rule, f"nearest: {layers}")
         return config
 
 
@@ -406,9 +397,10 @@ class Config:
     training: TrainingConfig = TrainingConfig()
 
     def resolve(self) -> "Config":
-        """Fills in every field that follows from others (model.vocab_size and the dtypes excepted); raises InputError."""
-        _require(bool(self.run_dir.strip()), "run_dir", self.run_dir, "must name a folder")
-        _require(0 <= self.seed < 2**32, "seed", self.seed, "must lie in [0, 2**32)", "nearest: 0")
+        """Fills in what follows from other fields (model.vocab_size and the dtypes excepted); raises InputError."""
+        require_types(self, "")
+        require(self, "", "run_dir", bool(self.run_dir.strip()), "must name a folder", "e.g. 'runs/first'")
+        require(self, "", "seed", 0 <= self.seed < 2**32, "must lie in [0, 2**32)", "nearest: 0")
         model = self.model.resolve()
         training = self.training.resolve(model.layers)
         self.optimizer.validate(training.steps)

@@ -1,7 +1,8 @@
-"""The one exception for bad input: a single readable line, shown without a traceback."""
+"""The exceptions a person sees: one readable line each, shown without a traceback."""
 
 from collections.abc import Iterable
 import difflib
+import math
 
 
 class InputError(ValueError):
@@ -21,9 +22,16 @@ def nearest_multiples(value: int, divisor: int) -> str:
     return ", ".join(str(multiple) for multiple in (below, below + divisor) if multiple > 0)
 
 
+def nearest_divisors(value: int, number: int) -> str:
+    """The (at most two) divisors of `number` closest to `value`, as text ("4, 8")."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    nearest = sorted({*small, *(number // divisor for divisor in small)}, key=lambda divisor: abs(divisor - value))[:2]
+    return ", ".join(map(str, sorted(nearest)))
+
+
 class RunError(RuntimeError):
     """A run that cannot go on, through no fault of the input: a failed save, a full disk. The message is one line."""
 
 
 class Diverged(RuntimeError):
-    """The loss or the gradient is no longer finite. The message is one line: the step, the likely cause, what is kept."""
+    """Loss or gradient is no longer finite. The message is one line: the step, the likely cause, what is kept."""

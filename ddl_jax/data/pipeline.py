@@ -6,9 +6,9 @@ import multiprocessing
 import os
 from pathlib import Path
 import signal
+import sys
 import tempfile
 import threading
-import traceback
 
 import numpy as np
 
@@ -37,9 +37,11 @@ class Windows:
 
     def __call__(self, indices: np.ndarray) -> Batch:
         """The windows of (B,) indices: `tokens` and, shifted by one, `targets`, both (B, T) int32."""
-        starts = np.asarray(indices) * self.context_length
-        windows = self.tokens[starts[:, None] + np.arange(self.context_length + 1)].astype(np.int32)
-        return {"tokens": windows[:, :-1], "targets": windows[:, 1:]}
+        positions = np.asarray(indices)[:, None] * self.context_length + np.arange(self.context_length)
+        return {
+            "tokens": self.tokens[positions].astype(np.int32),
+            "targets": self.tokens[positions + 1].astype(np.int32),
+        }
 
 
 class StoredWindows(Windows):
@@ -96,10 +98,15 @@ def train_batches(
         if workers > 0:
             _parse_flags()
             options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+            # Batches come through pipes: one in shared memory is leaked when Ctrl-C falls between its two hands.
+            no_shared_memory = grain.experimental.DatasetOptions(min_shm_size=sys.maxsize)
+            dataset = grain.experimental.WithOptionsIterDataset(dataset, no_shared_memory)
             dataset = dataset.mp_prefetch(options, worker_init_fn=_begin_worker)
         iterator = iter(dataset)
         stack.callback(iterator.close)
-        yield stack.enter_context(contextlib.closing(_stream(iterator)))
+        # A generator in between: closing it lets go of Grain's iterator, whoever still holds the stream. One that lives
+        # until the interpreter ends complains there.
+        yield stack.enter_context(contextlib.closing(batch for batch in iterator))
 
 
 def validation_batches(tokens: np.ndarray, context_length: int, batch_size: int, batches: int) -> list[Batch]:
@@ -123,17 +130,6 @@ def validation_batches(tokens: np.ndarray, context_length: int, batch_size: int,
     last = full.pop()
     padding = ((0, missing), (0, 0))
     return [*full, {name: np.pad(last[name], padding, constant_values=value) for name, value in _PADDING.items()}]
-
-
-def _stream(iterator: Iterator[Batch]) -> Iterator[Batch]:
-    try:
-        for batch in iterator:
-            # A worker's batch lies in shared memory, which would outlive the iterator while someone holds the batch.
-            yield {name: np.array(array) for name, array in batch.items()}
-    except BaseException as error:
-        # The traceback would keep Grain's iterators until the interpreter ends, when they can no longer close.
-        traceback.clear_frames(error.__traceback__)
-        raise
 
 
 def _parse_flags() -> None:

@@ -99,8 +99,8 @@ class SubwordTokenizer:
 
     def decode(self, tokens: np.ndarray) -> str:
         tokens = np.asarray(tokens)
-        inside = tokens[(tokens >= 0) & (tokens < self.vocab_size)]
-        return self._backend.decode(inside.tolist(), skip_special_tokens=True)
+        # The library leaves out ids it does not know, but takes no negative ones.
+        return self._backend.decode(tokens[tokens >= 0].tolist(), skip_special_tokens=True)
 
     def save(self, path: Path) -> None:
         """Writes a tokenizer.json that is never seen half-written; raises InputError where that is impossible."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-IGNORED = -1
+from ddl_jax.data import NO_TARGET
 
 
 class Validation(NamedTuple):
@@ -26,5 +26,5 @@ def validate(total_nats: Callable, batches: Sequence, byte_lengths: np.ndarray) 
     """
     nats = sum(float(total_nats(batch)) for batch in batches)
     targets = np.concatenate([batch.targets.ravel() for batch in batches])
-    targets = targets[targets != IGNORED]
+    targets = targets[targets != NO_TARGET]
     return Validation(nats / targets.size, nats / math.log(2) / int(byte_lengths[targets].sum()))

@@ -15,7 +15,7 @@ class Costs(NamedTuple):
 def stream_costs(config: ResidualConfig, width: int, sublayers: int) -> Costs:
     """The costs of expansion, readers and updates over all sublayers (design 3.2 for the elements moved).
 
-    A delta update: ‖h‖² and k (3d), kᵀX (2Vd), X + β k wᵀ (2Vd), gate and value (2d and 2Vd, or through the hidden layer).
+    A delta update: ‖h‖² and k (3d), kᵀX (2Vd), X + β k wᵀ (2Vd), gate and value (2d and 2Vd without hidden layer).
     """
     config = config.resolve(width)
     V, d = config.value_channels, width

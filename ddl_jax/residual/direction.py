@@ -1,4 +1,4 @@
-"""Where the unnormalised direction h (B, T, d) comes from: the sublayer's output, or a light module over the context."""
+"""Where the unnormalised direction h (B, T, d) comes from: the sublayer, or a light module over the context."""
 
 from flax import nnx
 import jax

@@ -25,8 +25,9 @@ class IdentityReader(nnx.Module):
 class ChannelReader(nnx.Module):
     """CC: x_i = Σ_j a_ji X_ji, one weight per channel and feature.
 
-    The `direct` form holds a (V, d). The `convolution` form, the official code's, holds a "same"-padded convolution over
-    the channels, taps (K = V, d), and a read vector p (V): a_ji = Σ_u p_u taps_{j−u+(K−1)//2, i}, taps outside dropped.
+    The `direct` form holds a (V, d). The `convolution` form, the official code's, holds a "same"-padded convolution
+    over the channels, taps (K = V, d), and a read vector p (V): a_ji = Σ_u p_u taps_{j−u+(K−1)//2, i}, taps outside
+    dropped.
     """
 
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
@@ -47,7 +48,7 @@ class ChannelReader(nnx.Module):
             return self.mix[...]
         V = self.pool.shape[0]
         offset = jnp.arange(V)[:, None] - jnp.arange(V) + (V - 1) // 2  # of channel j (rows) for read position u
-        inside = (0 <= offset) & (offset < V)
+        inside = (offset >= 0) & (offset < V)
         kernel = jnp.where(inside[..., None], self.taps[...][offset.clip(0, V - 1)], 0.0)
         return jnp.einsum("u,jui->ji", self.pool[...], kernel, precision="highest")
 

@@ -33,9 +33,7 @@ class Connection(nnx.Module):
         self.update = update
         self.next_reader = next_reader
 
-    def write_then_read(
-        self, state: State, branch: Features, context: Features, x: Features
-    ) -> tuple[State, Features]:
+    def write_then_read(self, state: State, branch: Features, context: Features, x: Features) -> tuple[State, Features]:
         """The state after this sublayer's write, and what comes to be read next."""
         return self.update.write_then_read(state, branch, context, x, self.next_reader)
 
@@ -56,7 +54,7 @@ class DeltaStream(nnx.Module):
     ):
         config = config.resolve(width)
         self.config, self.width, self.sublayers, self.dtype = config, width, sublayers, dtype
-        # Sublayer i reads with reader i; shared, the two sublayers of a block read with one. The last is the final read.
+        # Sublayer i reads with reader i; shared, the two sublayers of a block have one. The last is the final read.
         self.readers_used = [i // 2 if config.shared_reader else i for i in range(sublayers)]
         self.readers_used.append(self.readers_used[-1] + 1)
         self.expansion = EXPANSIONS[config.expansion](config, width, rngs)

@@ -1,8 +1,8 @@
 """Updates: what one sublayer's output does to the residual state. The equations of the paper live in `DeltaUpdate`."""
 
 from flax import nnx
-import jax.numpy as jnp
 from jax import lax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig

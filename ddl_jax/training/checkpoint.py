@@ -1,6 +1,7 @@
 """Checkpoints: saved in the background, restored from the newest that can be read."""
 
 from collections.abc import Callable
+import logging
 from pathlib import Path
 import shutil
 
@@ -10,6 +11,13 @@ import orbax.checkpoint as ocp
 from ddl_jax.errors import RunError
 
 KEPT = 3  # newest checkpoints that stay on disk
+
+# Orbax logs each failure with its traceback before raising it. It is the exception that we report, in one line.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:600] or type(error).__name__
 
 
 class Checkpoints:
@@ -64,8 +72,7 @@ class Checkpoints:
         try:
             action()
         except Exception as error:  # whatever the storage underneath raises
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise RunError(f"saving a checkpoint in {self._directory} failed: {reason}") from error
+            raise RunError(f"saving a checkpoint in {self._directory} failed: {_reason(error)}") from error
 
     def restore(self, abstract):
         """The newest readable state, or None where there is no checkpoint at all.
@@ -86,11 +93,12 @@ class Checkpoints:
                 )
                 return jax.block_until_ready(restored["state"])
             except Exception as error:  # whatever the storage underneath raises on damaged files
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
-                self._say(f"the checkpoint of step {step} cannot be read ({reason}); falling back to the one before it")
+                self._say(
+                    f"the checkpoint of step {step} cannot be read ({_reason(error)}); falling back to the one before it"
+                )
                 self._set_aside(step)
         if steps:
-            raise RunError(f"none of the checkpoints in {self._directory} can be read; all were set aside, none deleted")
+            raise RunError(f"none of the checkpoints in {self._directory} can be read; they were set aside")
         return None
 
     def _set_aside(self, step: int) -> None:

@@ -65,5 +65,6 @@ class Display:
         elif not self._console.is_terminal:
             left = (time.monotonic() - self._start) / max(step - self._done, 1) * (self._steps - step)
             self._console.print(
-                f"step {step:>6}/{self._steps}   loss {loss}   {speed} tokens/s   {duration(left)} left", highlight=False
+                f"step {step:>6}/{self._steps}   loss {loss}   {speed} tokens/s   {duration(left)} left",
+                highlight=False,
             )

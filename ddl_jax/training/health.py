@@ -44,7 +44,10 @@ class Health:
             return f"the very first update; the data or the initial parameters are not finite, or try {slower}"
         typical = sorted(self._recent)[len(self._recent) // 2]
         if self._recent[-1] > 3 * typical:
-            return f"the gradient norm was rising (median {typical:.2g}, last {self._recent[-1]:.2g}): too large steps; try {slower}"
+            last = self._recent[-1]
+            return (
+                f"too large steps (the gradient norm rose from a median of {typical:.2g} to {last:.2g}); try {slower}"
+            )
         if math.isfinite(values["loss"]):
             return f"an overflow in the backward pass (the loss is still finite); try {slower}"
         return f"one step too large (the gradient norm was steady at {typical:.2g}); try {slower}"

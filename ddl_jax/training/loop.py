@@ -1,10 +1,10 @@
 """The training run: prepare, step, log, evaluate, save, and end in good order."""
 
 import dataclasses
+import functools
 import sys
 import time
 
-from flax import nnx
 import jax
 import numpy as np
 from rich.console import Console
@@ -14,9 +14,10 @@ from ddl_jax.data import Corpus, prepare, train_batches, validation_batches
 from ddl_jax.errors import Diverged, RunError
 from ddl_jax.evaluation import validate
 from ddl_jax.training.checkpoint import Checkpoints
+from ddl_jax.training.clock import Clock
 from ddl_jax.training.display import Display, duration
 from ddl_jax.training.health import Health
-from ddl_jax.training.metrics import MetricsLog, model_flops_utilization
+from ddl_jax.training.metrics import MetricsLog
 from ddl_jax.training.run_directory import RunDirectory
 from ddl_jax.training.step import Batch, TrainState, init_state, make_evaluation_step, make_train_step, model_graph
 from ddl_jax.training.stop import StopRequest
@@ -54,7 +55,7 @@ class _Run:
     def __init__(self, config: Config, run: RunDirectory, stop: StopRequest, console: Console):
         self.run, self.stop, self.console = run, stop, console
         config = run.settle(config)
-        self.corpus = prepare(config.data, config.model.context_length, run.path if run.begun else None)
+        self.corpus = prepare(config.data, config.model.context_length, run.path)
         self.config = _settled(config, self.corpus)
         run.begin(self.config, self.corpus)
 
@@ -62,13 +63,13 @@ class _Run:
         config, say = self.config, self.console.print
         self.graph = model_graph(config)
         with Checkpoints(self.run.checkpoints, say) as self.checkpoints:
-            state = self.checkpoints.restore(_abstract_state(config))
+            state = self.checkpoints.restore(abstract_state(config))
             if state is None:
                 state = jax.jit(lambda: init_state(config))()
             start = int(state.step)
             self._greet(state, start)
             if start >= config.training.steps:
-                say("This run is complete; raise nothing, change run_dir to train again.")
+                say(f"This run is complete: {start} steps. Train again with another run_dir.")
                 return DONE
             with MetricsLog(self.run, start) as self.log:
                 code, step = self._loop(state, start)
@@ -100,7 +101,7 @@ class _Run:
         batches = train_batches(
             self.corpus.train, config.model.context_length, training.batch_size, config.seed, start, config.data.workers
         )
-        clock = _Clock(config, start)
+        clock = Clock(config, start)
         step = start
         with batches as batches, Display(training.steps, start, self.console) as display:
             while step < training.steps and not self.stop:
@@ -117,7 +118,8 @@ class _Run:
                     record |= {name: float(value) for name, value in metrics.items()}
                     with clock.paused():
                         if evaluates:
-                            result = validate(lambda batch: nats(state.parameters, batch), validation, byte_lengths)
+                            nats_now = functools.partial(nats, state.parameters)
+                            result = validate(nats_now, validation, byte_lengths)
                             record["validation_loss"] = result.loss
                             record["validation_bits_per_byte"] = result.bits_per_byte
                     record |= clock.lap(step)
@@ -158,11 +160,11 @@ class _Run:
             "  config.yaml     every setting, resolved\n"
             "  metrics.jsonl   loss, gradient norm, speed and validation of each logged step\n"
             "  checkpoints/    the newest states; the same command resumes from them\n"
-            "Try next, each in a run_dir of its own, and compare the validation lines:\n"
-            "  --model.residual.kind write_only        the same stream, without the erase term\n"
+            "Try next the same command with --run_dir runs/NAME and one of these, and compare the validation lines:\n"
+            "  --model.residual.kind write_only        the same stream without the erase term\n"
             "  --model.residual.value_channels 2       fewer value channels\n"
-            "  --model.residual.reader token           TC: the reader looks at earlier tokens, too\n"
-            "  python -m ddl_jax bench configs/bench/baseline.yaml configs/bench/cc.yaml      what it costs"
+            "  --model.residual.reader token           TC: the reader sees earlier tokens, too\n"
+            "What a variant costs: python -m ddl_jax bench configs/bench/baseline.yaml configs/bench/cc.yaml"
         )
 
 
@@ -173,38 +175,8 @@ def _settled(config: Config, corpus: Corpus) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(model, **dtypes))
 
 
-def _abstract_state(config: Config) -> TrainState:
+def abstract_state(config: Config) -> TrainState:
+    """Shapes, dtypes and placement of the training state, for restoring one."""
     placed = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = jax.eval_shape(lambda: init_state(config))
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), shapes)
-
-
-class _Clock:
-    """Times the logged intervals. Speed leaves out what is paused: evaluations and the start of saves."""
-
-    def __init__(self, config: Config, start: int):
-        self.tokens_per_step = config.training.batch_size * config.model.context_length
-        self._flops_per_token = flops_per_token(config.model)
-        self._lap, self._step, self._paused = time.monotonic(), start, 0.0
-
-    def paused(self):
-        return _Pause(self)
-
-    def lap(self, step: int) -> dict[str, float]:
-        now = time.monotonic()
-        seconds = now - self._lap
-        tokens = (step - self._step) * self.tokens_per_step
-        speed = tokens / max(seconds - self._paused, 1e-9)
-        self._lap, self._step, self._paused = now, step, 0.0
-        return {"seconds": seconds, "tokens_per_second": speed} | model_flops_utilization(speed * self._flops_per_token)
-
-
-class _Pause:
-    def __init__(self, clock: _Clock):
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        self._begun = time.monotonic()
-
-    def __exit__(self, *_) -> None:
-        self._clock._paused += time.monotonic() - self._begun

@@ -1,15 +1,13 @@
 """Cross-entropy in chunks of tokens: the logits (tokens, vocabulary) never exist at once."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from ddl_jax.data import NO_TARGET
 from ddl_jax.transformer.model import head
 
 CHUNK = 1024  # tokens; at the paper's vocabulary a chunk's float32 logits take 206 MB
-IGNORED = -1  # a target that does not count
 
 
 @jax.custom_vjp
@@ -33,14 +31,14 @@ def _chunks(features, targets):
     size = -(-features.shape[0] // count)
     padding = count * size - features.shape[0]
     features = jnp.pad(features, ((0, padding), (0, 0)))
-    targets = jnp.pad(targets, (0, padding), constant_values=IGNORED)
+    targets = jnp.pad(targets, (0, padding), constant_values=NO_TARGET)
     return features.reshape(count, size, -1), targets.reshape(count, size)
 
 
 def _chunk_nats(features, targets, weight):
     logits = head(features, weight)
     normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    counted = targets != IGNORED
+    counted = targets != NO_TARGET
     chosen = jnp.take_along_axis(logits, jnp.maximum(targets, 0)[:, None], axis=-1)
     return jnp.sum(jnp.where(counted[:, None], normalizer - chosen, 0.0)), (logits, normalizer, counted)
 

@@ -2,18 +2,7 @@
 
 import importlib.util
 
-import jax
-
 from ddl_jax.training.run_directory import RunDirectory
-
-# Dense bf16 peak in FLOP/s by jax's device kind, from the datasheets. Unknown devices get no MFU rather than a wrong one.
-PEAK_FLOPS = {"NVIDIA H200": 989e12}
-
-
-def model_flops_utilization(flops_per_second: float) -> dict[str, float]:
-    """{"mfu": share of the devices' peak}, or {} where their peak is not known."""
-    peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
-    return {"mfu": flops_per_second / (peak * jax.device_count())} if peak else {}
 
 
 class MetricsLog:

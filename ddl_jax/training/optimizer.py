@@ -22,7 +22,9 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
 def decays(parameters: nnx.State) -> nnx.State:
     """True for each parameter that has weight decay: the weights. Decided by role, not by number of dimensions."""
     is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
-    return jax.tree.map(lambda variable: variable.replace(isinstance(variable, Weight)), parameters, is_leaf=is_variable)
+    return jax.tree.map(
+        lambda variable: variable.replace(isinstance(variable, Weight)), parameters, is_leaf=is_variable
+    )
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:

@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Int
 import optax
 
 from ddl_jax.config import Config
-from ddl_jax.training.loss import IGNORED, cross_entropy
+from ddl_jax.data import NO_TARGET
+from ddl_jax.training.loss import cross_entropy
 from ddl_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from ddl_jax.transformer import Transformer
 
@@ -78,14 +79,14 @@ def make_train_step(graph: nnx.GraphDef, config: Config):
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         total, gradient = nats_and_gradient(state.parameters, batch)
-        count = jnp.sum(batch.targets != IGNORED)
+        count = jnp.sum(batch.targets != NO_TARGET)
         gradient = jax.tree.map(lambda g: g / count, gradient)
         updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.parameters)
         parameters = optax.apply_updates(state.parameters, updates)
         metrics = {
             "loss": total / count,
-            "grad_norm": optax.global_norm(gradient),
-            "parameter_norm": optax.global_norm(parameters),
+            "grad_norm": optax.tree.norm(gradient),
+            "parameter_norm": optax.tree.norm(parameters),
             "learning_rate": schedule(state.step),
         }
         return TrainState(state.step + 1, parameters, optimizer_state), metrics

@@ -1,8 +1,8 @@
 """RMSNorm with gain."""
 
 from flax import nnx
-import jax.numpy as jnp
 from jax import lax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.parameters import Gain

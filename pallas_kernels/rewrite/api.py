@@ -90,7 +90,11 @@ def _check(state, branch, value, gate, weights, implementation):
     if implementation not in ("auto", "xla"):
         raise ValueError(f"implementation {implementation!r} is not known; use 'auto' or 'xla'")
     *tokens, channels, width = state.shape
-    expected = {"branch": (branch, (*tokens, width)), "value": (value, (*tokens, channels)), "gate": (gate, tuple(tokens))}
+    expected = {
+        "branch": (branch, (*tokens, width)),
+        "value": (value, (*tokens, channels)),
+        "gate": (gate, tuple(tokens)),
+    }
     if weights is not None:
         expected["weights"] = (weights, (channels, width))
     for name, (array, shape) in expected.items():

@@ -3,8 +3,8 @@
 Shapes, with any leading axes: state X (…, V, d), branch h (…, d), value v (…, V), gate β (…), weights a (V, d).
 """
 
-import jax.numpy as jnp
 from jax import lax
+import jax.numpy as jnp
 
 F32 = jnp.float32
 

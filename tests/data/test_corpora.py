@@ -3,7 +3,8 @@ from pathlib import Path
 import random
 import sys
 
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 import pytest
 
 from ddl_jax.config import DataConfig

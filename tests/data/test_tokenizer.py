@@ -4,7 +4,8 @@ from pathlib import Path
 import subprocess
 import sys
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tokenizers
@@ -197,10 +198,11 @@ def test_a_given_tokenizer_json_adds_cuts_and_pads_nothing(tmp_path):
 
     config = given_file(tmp_path / "given.json", ["<s>", "</s>"], change)
     tokenizer = make_tokenizer(config, TEXTS, tmp_path / "run")
-    tokens = tokenizer.encode(TEXTS[0])
-    assert tokenizer.decode(tokens) == TEXTS[0]
-    assert tokenizer.byte_lengths[tokens].sum() == len(TEXTS[0])
-    assert tokenizer.byte_lengths[tokens].min() > 0
+    for text in ("short", TEXTS[0]):
+        tokens = tokenizer.encode(text)
+        assert tokenizer.decode(tokens) == text
+        assert tokenizer.byte_lengths[tokens].sum() == len(text)
+        assert tokenizer.byte_lengths[tokens].min() > 0
 
 
 def test_added_tokens_that_are_not_special_stand_for_their_text(tmp_path):

@@ -1,0 +1,150 @@
+"""`ddl bench`: what a training step costs, of one configuration or of several compared in one run."""
+
+import dataclasses
+import json
+import statistics
+import sys
+import time
+
+from ddl_jax.command_line import config_parser, parse, read_configs
+from ddl_jax.config import Config
+from ddl_jax.errors import InputError
+
+WARMUP = 2  # rounds that are not counted: first touches of memory, threads starting
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command; returns its exit code."""
+    parser = config_parser(
+        "ddl bench",
+        "Times the training step and the forward pass on random tokens. Several configurations take turns, step by "
+        "step, so that their ratio holds while the machine's speed drifts.",
+        several=True,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
+    parser.add_argument("--rounds", default="20", metavar="INT", help="timed steps of each configuration [default: 20]")
+    options = parse(parser, arguments)
+    rounds = _rounds(options.rounds)
+    configs = [(name, _with_vocabulary(config)) for name, config in read_configs(options)]
+    results = measure(configs, rounds)
+    if options.json:
+        sys.stdout.write(json.dumps(results if len(results) > 1 else results[0], indent=2) + "\n")
+    else:
+        _show(results)
+    return 0
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 10**6:
+        raise InputError(f"--rounds {text!r} must be a whole number from 1 to 999999; nearest: 1")
+    return int(text)
+
+
+def _with_vocabulary(config: Config) -> Config:
+    if config.model.vocab_size is not None:
+        return config
+    return dataclasses.replace(config, model=config.model.with_vocabulary(config.data.tokenizer_size()))
+
+
+def measure(configs: list[tuple[str, Config]], rounds: int) -> list[dict]:
+    """Times each configuration, interleaved.
+
+    Args:
+        configs: names and resolved configurations, model.vocab_size included.
+        rounds: timed steps of each.
+
+    Returns:
+        For each: `config`, `train_step_seconds` and `forward_seconds` (medians), `tokens_per_second` of training,
+        `compile_seconds` of the training step, `parameters`, `flops_per_token`, and `train_step_ratio` to the first.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("compiling", total=len(configs) * (WARMUP + rounds + 1))
+        contenders = []
+        for name, config in configs:
+            contenders.append(_Contender(name, config))
+            progress.advance(task)
+        progress.update(task, description="timing")
+        for round_number in range(WARMUP + rounds):
+            for contender in contenders:
+                contender.take_turn(counted=round_number >= WARMUP)
+                progress.advance(task)
+    results = [contender.result() for contender in contenders]
+    for result in results:
+        result["train_step_ratio"] = result["train_step_seconds"] / results[0]["train_step_seconds"]
+    return results
+
+
+class _Contender:
+    """One compiled configuration with its state."""
+
+    def __init__(self, name: str, config: Config):
+        import jax
+
+        from ddl_jax.training.step import Batch, init_state, make_evaluation_step, make_train_step, model_graph
+
+        self.name, self.config = name, config
+        graph = model_graph(config)
+        self.state = jax.jit(lambda: init_state(config))()
+        shape = (config.training.batch_size, config.model.context_length)
+        tokens = jax.random.randint(jax.random.key(config.seed), shape, 0, config.model.vocab_size)
+        self.batch = Batch(tokens, jax.numpy.roll(tokens, -1, axis=1))
+        begun = time.perf_counter()
+        step = jax.jit(make_train_step(graph, config), donate_argnums=0)
+        self._step = step.lower(self.state, self.batch).compile()
+        self.compile_seconds = time.perf_counter() - begun
+        forward = jax.jit(make_evaluation_step(graph, config))
+        self._forward = forward.lower(self.state.parameters, self.batch).compile()
+        self.step_seconds, self.forward_seconds = [], []
+
+    def take_turn(self, counted: bool) -> None:
+        """One step and one forward pass, each waited for."""
+        import jax
+
+        begun = time.perf_counter()
+        self.state, metrics = self._step(self.state, self.batch)
+        jax.block_until_ready((self.state, metrics))
+        between = time.perf_counter()
+        jax.block_until_ready(self._forward(self.state.parameters, self.batch))
+        if counted:
+            self.step_seconds.append(between - begun)
+            self.forward_seconds.append(time.perf_counter() - between)
+
+    def result(self) -> dict:
+        import jax
+
+        from ddl_jax.transformer.costs import flops_per_token
+
+        step = statistics.median(self.step_seconds)
+        return {
+            "config": self.name,
+            "train_step_seconds": step,
+            "forward_seconds": statistics.median(self.forward_seconds),
+            "tokens_per_second": self.batch.tokens.size / step,
+            "compile_seconds": self.compile_seconds,
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(self.state.parameters)),
+            "flops_per_token": flops_per_token(self.config.model),
+        }
+
+
+def _show(results: list[dict]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    table = Table(Column("configuration", overflow="fold"), box=None, pad_edge=False)
+    for title in ("step, ms", "ratio", "forward, ms", "tokens/s", "compile, s", "parameters"):
+        table.add_column(title, justify="right")
+    for result in results:
+        table.add_row(
+            result["config"],
+            f"{1e3 * result['train_step_seconds']:,.1f}",
+            f"{result['train_step_ratio']:.3f}",
+            f"{1e3 * result['forward_seconds']:,.1f}",
+            f"{result['tokens_per_second']:,.0f}",
+            f"{result['compile_seconds']:.1f}",
+            f"{result['parameters']:,}",
+        )
+    Console().print(table)

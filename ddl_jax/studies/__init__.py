@@ -1,0 +1,1 @@
+"""What runs and models show: figures, comparisons, reports."""

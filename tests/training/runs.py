@@ -1,0 +1,74 @@
+"""A run small enough to be made many times over: 11 steps an epoch, a second of training."""
+
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+import jax
+import numpy as np
+
+from ddl_jax.config import Config, DataConfig, OptimizerConfig, TrainingConfig, TransformerConfig
+from ddl_jax.training.checkpoint import Checkpoints
+from ddl_jax.training.loop import abstract_state
+
+ROOT = Path(__file__).parents[2]
+STEPS, EPOCH = 26, 11  # the third epoch is under way at the end
+CONTEXT, BATCH = 16, 4
+EXACT = ("step", "tokens", "loss", "grad_norm", "parameter_norm", "learning_rate")
+
+
+def tiny_config(folder: Path, run: str = "run", **training) -> Config:
+    """A run of STEPS steps over a corpus of its own with EPOCH steps an epoch."""
+    corpus = folder / "corpus"
+    if not corpus.exists():
+        corpus.mkdir()
+        for index in range(8):  # documents of 100 bytes and a separator; one of them is held out
+            text = "".join(chr(97 + (index * 7 + place * place) % 26) for place in range(100))
+            (corpus / f"{index}.txt").write_text(text)
+    settings = {"steps": STEPS, "log_every": 1, "evaluate_every": 13, "checkpoint_every": 3} | training
+    return Config(
+        run_dir=str(folder / run),
+        model=TransformerConfig(layers=2, width=8, heads=2, context_length=CONTEXT),
+        data=DataConfig(corpus="files", paths=(str(corpus / "*.txt"),), validation_fraction=0.125),
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=4),
+        training=TrainingConfig(batch_size=BATCH, **settings),
+    ).resolve()
+
+
+def metrics(config: Config) -> list[dict]:
+    lines = (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def exact_metrics(config: Config) -> list[tuple]:
+    """What must be the same, bit for bit, in a run that was stopped and resumed."""
+    return [tuple(record[name] for name in EXACT) for record in metrics(config)]
+
+
+def final_state(config: Config) -> list[np.ndarray]:
+    """The arrays of the newest checkpoint."""
+    config = settled(config)
+    with Checkpoints(Path(config.run_dir) / "checkpoints", print) as checkpoints:
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(checkpoints.restore(abstract_state(config)))]
+
+
+def settled(config: Config) -> Config:
+    """The configuration as its run recorded it."""
+    from ddl_jax.config_files import from_settings, load_file, typed_settings
+
+    return from_settings(typed_settings(load_file(Path(config.run_dir) / "config.yaml"))).resolve()
+
+
+def python(code: str, *arguments: str, **keywords) -> subprocess.CompletedProcess:
+    """Runs Python code in a process of its own, in the repository's root."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        **keywords,
+    )

@@ -1,0 +1,144 @@
+"""The run as a whole: what it writes, what it refuses, how it ends when numbers break."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ddl_jax.config import ResidualConfig
+from ddl_jax.errors import InputError
+from ddl_jax.training import loop, train
+from tests.training.runs import final_state, metrics, settled, tiny_config
+
+
+def test_the_run_directory_is_that_of_the_contract(tmp_path, capsys):
+    config = tiny_config(tmp_path, steps=6, log_every=4, evaluate_every=3, checkpoint_every=2)
+    assert train(config) == 0
+    run = Path(config.run_dir)
+    records = metrics(config)
+    assert [record["step"] for record in records] == [3, 4, 6]  # evaluations and every fourth
+    for record in records:
+        assert {"step", "tokens", "loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second"} <= set(record)
+        assert ("validation_loss" in record) == ("validation_bits_per_byte" in record) == (record["step"] % 3 == 0)
+        assert record["tokens"] == record["step"] * 4 * 16
+    assert sorted(int(path.name) for path in (run / "checkpoints").iterdir()) == [2, 4, 6]
+    recorded = settled(config)
+    assert recorded.model.vocab_size == 320 and recorded.model.compute_dtype == "float32"
+    data = json.loads((run / "data.json").read_text())
+    assert len(data["text_sha256"]) == 64 and data["tokenizer"] == "bytes"
+    said = capsys.readouterr().out
+    for name in (str(run), "config.yaml", "metrics.jsonl", "checkpoints/", "--model.residual.kind write_only", "bench"):
+        assert name in said
+
+
+def test_a_bpe_run_keeps_its_tokenizer(tmp_path):
+    config = tiny_config(tmp_path, steps=5)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer="bpe", vocabulary=270))
+    assert train(config) == 0
+    file = Path(config.run_dir) / "tokenizer.json"
+    before = file.read_bytes()
+    assert train(config) == 0
+    assert file.read_bytes() == before
+    file.write_text(file.read_text().replace('"a"', '"ä"'))
+    with pytest.raises(InputError, match="tokenizer"):
+        train(config)
+
+
+def test_every_kind_learns(tmp_path):
+    for kind in ("additive", "additive_expanded", "write_only", "delta"):
+        config = tiny_config(tmp_path, kind, log_every=26)
+        model = dataclasses.replace(config.model, residual=ResidualConfig(kind=kind))
+        config = dataclasses.replace(config, model=model).resolve()
+        assert train(config) == 0
+        assert metrics(config)[-1]["loss"] < 0.9 * math.log(320)
+
+
+def poisoned(make_train_step, when: int):
+    """Training steps that turn to NaN at one step, as after an overflow."""
+
+    def make(graph, config):
+        step = make_train_step(graph, config)
+
+        def poisoned_step(state, batch):
+            poison = jnp.where(state.step == when - 1, jnp.nan, 0.0)
+            new, values = step(state, batch)
+            parameters = jax.tree.map(lambda leaf: leaf + poison, new.parameters)
+            return new._replace(parameters=parameters), {name: value + poison for name, value in values.items()}
+
+        return poisoned_step
+
+    return make
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 2])
+def test_a_broken_step_stops_the_run_and_keeps_the_last_good_checkpoint(
+    tmp_path, monkeypatch, capsys, checkpoint_every
+):
+    config = tiny_config(tmp_path, checkpoint_every=checkpoint_every, log_every=26)
+    monkeypatch.setattr(loop, "make_train_step", poisoned(loop.make_train_step, when=6))
+    assert train(config) == 4
+    error = capsys.readouterr().err
+    last = 5 if checkpoint_every == 1 else 4
+    for part in ("step 6", "loss is nan", "likely cause", "learning_rate", f"the last good checkpoint is step {last}"):
+        assert part in error
+    assert error.count("\n") == 1
+    assert all(np.isfinite(leaf).all() for leaf in final_state(config))
+
+
+def test_a_run_that_blows_up_by_itself_is_stopped(tmp_path, capsys):
+    config = tiny_config(tmp_path)
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, learning_rate=1e30))
+    assert train(config) == 4
+    assert "no checkpoint had been saved yet" in capsys.readouterr().err
+
+
+def test_metrics_are_valid_json_even_then(tmp_path):
+    config = tiny_config(tmp_path)
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, learning_rate=1e30))
+    train(config)
+    text = (Path(config.run_dir) / "metrics.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+
+
+def test_refusals_leave_nothing_behind(tmp_path):
+    config = tiny_config(tmp_path)
+    for change in (
+        {"model": dataclasses.replace(config.model, context_length=5000)},
+        {"model": dataclasses.replace(config.model, vocab_size=100)},
+        {"data": dataclasses.replace(config.data, paths=(str(tmp_path / "nothing" / "*.txt"),))},
+    ):
+        with pytest.raises(InputError):
+            train(dataclasses.replace(config, **change))
+        assert not Path(config.run_dir).exists()
+
+
+def test_a_changed_text_is_refused(tmp_path):
+    config = tiny_config(tmp_path, steps=5)
+    assert train(config) == 0
+    text = tmp_path / "corpus" / "3.txt"
+    text.write_text(text.read_text()[::-1])
+    with pytest.raises(InputError, match="text_sha256"):
+        train(config)
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
+    config = tiny_config(tmp_path)
+    run = Path(config.run_dir)
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("mine\n")
+    with pytest.raises(InputError, match="holds metrics.jsonl but no config.yaml"):
+        train(config)
+    assert (run / "metrics.jsonl").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("where", ["/proc/run", "file/run"])
+def test_an_unwritable_run_dir_is_refused(tmp_path, where):
+    (tmp_path / "file").write_text("in the way")
+    config = dataclasses.replace(tiny_config(tmp_path), run_dir=str(tmp_path / where))
+    with pytest.raises(InputError, match="cannot be written"):
+        train(config)
