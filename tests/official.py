@@ -51,7 +51,11 @@ def shapes(variant, layers, width, heads, head_dim, vocab_size, gate_hidden=0):
             for sublayer in ("ddl_attn", "ddl_mlp"):
                 gate = {"beta.weight": (1, d), "beta.bias": (1,)}
                 if gate_hidden:
-                    gate = {"beta_in.weight": (gate_hidden, d), "beta_out.weight": (1, gate_hidden), "beta_out.bias": (1,)}
+                    gate = {
+                        "beta_in.weight": (gate_hidden, d),
+                        "beta_out.weight": (1, gate_hidden),
+                        "beta_out.bias": (1,),
+                    }
                 gate |= {"v_proj.weight": (channels, d), "v_proj.bias": (channels,)}
                 block |= {f"{sublayer}.{name}": shape for name, shape in gate.items()}
         found |= {f"transformer.h.{n}.{name}": shape for name, shape in block.items()}
@@ -190,7 +194,9 @@ def transformer(tensors, variant, *, layers, width, heads, head_dim, vocab_size,
     model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
     left = {name: np.asarray(array) for name, array in tensors.items() if name != "lm_head.weight"}
     blocks = lambda name: np.stack([left.pop(f"transformer.h.{n}.{name}") for n in range(L)])
-    both = lambda name: np.stack([left.pop(f"transformer.h.{n}.{s}.{name}") for n in range(L) for s in ("ddl_attn", "ddl_mlp")])
+    both = lambda name: np.stack(
+        [left.pop(f"transformer.h.{n}.{s}.{name}") for n in range(L) for s in ("ddl_attn", "ddl_mlp")]
+    )
     readers = lambda name: np.concatenate([blocks(f"compress.{name}"), left.pop(f"readout.{name}")[None]])
     placed = {
         "embedding": left.pop("transformer.wte.weight"),
@@ -220,7 +226,9 @@ def transformer(tensors, variant, *, layers, width, heads, head_dim, vocab_size,
     if variant[0] in "ct":
         placed["stream/readers/pool"] = readers("read")
     if variant.endswith("_ec"):
-        placed["stream/expansion/taps"] = left.pop("input_embed.conv.weight").reshape(d, V, TAPS).transpose(2, 1, 0)[::-1]
+        placed["stream/expansion/taps"] = (
+            left.pop("input_embed.conv.weight").reshape(d, V, TAPS).transpose(2, 1, 0)[::-1]
+        )
     assert not left, f"no place for {sorted(left)}"
 
     graph, parameters = nnx.split(model)

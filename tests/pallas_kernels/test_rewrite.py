@@ -3,11 +3,11 @@
 import functools
 
 import hypothesis
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from pallas_kernels import rewrite, rewrite_and_read
 from pallas_kernels.rewrite import reference

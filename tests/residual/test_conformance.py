@@ -57,6 +57,7 @@ def unrolled(stream, embedding):
 
 def scanned(stream, embedding):
     """The same by a scan over `stream.connections()`."""
+
     def layer(carry, parameters):
         (state, x), (connection, matrix) = carry, parameters
         context = normalised(x)

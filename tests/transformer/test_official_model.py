@@ -19,7 +19,9 @@ TINY = {"layers": 2, "width": 12, "heads": 2, "head_dim": 8, "vocab_size": 19}
 TOLERANCE = 1e-5
 
 GOLDENS = os.environ.get("DDL_GOLDENS")
-needs_goldens = pytest.mark.skipif(GOLDENS is None, reason="set DDL_GOLDENS to the folder of the official models' golden .npz files")
+needs_goldens = pytest.mark.skipif(
+    GOLDENS is None, reason="set DDL_GOLDENS to the folder of the official models' golden .npz files"
+)
 golden = pytest.mark.parametrize("name", ["cc_ec", "tc", "vdim1"])
 
 
