@@ -65,7 +65,10 @@ def shapes(variant, layers, width, heads, head_dim, vocab_size, gate_hidden=0):
 def random_tensors(seed=0, **model):
     """Generic tensors: gains and biases as different from their start as the rest."""
     rng = np.random.default_rng(seed)
-    draw = lambda name, shape: rng.standard_normal(shape) * 0.3 + (0.5 if len(shape) == 1 else 0.0)
+
+    def draw(name, shape):
+        return rng.standard_normal(shape) * 0.3 + (0.5 if len(shape) == 1 else 0.0)
+
     return {name: draw(name, shape).astype(np.float32) for name, shape in shapes(**model).items()}
 
 
@@ -127,7 +130,7 @@ def compress(p, state):
     """`p` holds a compressor's tensors, or none: then the state has one channel."""
     if not p:
         return state[..., 0]
-    batch, tokens, d, channels = state.shape
+    _, tokens, d, channels = state.shape
     mixed = np.zeros_like(state)
     if "weight" in p:
         for u in range(channels):
@@ -193,17 +196,23 @@ def transformer(tensors, variant, *, layers, width, heads, head_dim, vocab_size,
     config = configuration(variant, gate_hidden, compute_dtype="float32", state_dtype="float32", **sizes, **options)
     model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
     left = {name: np.asarray(array) for name, array in tensors.items() if name != "lm_head.weight"}
-    blocks = lambda name: np.stack([left.pop(f"transformer.h.{n}.{name}") for n in range(L)])
-    both = lambda name: np.stack(
-        [left.pop(f"transformer.h.{n}.{s}.{name}") for n in range(L) for s in ("ddl_attn", "ddl_mlp")]
-    )
-    readers = lambda name: np.concatenate([blocks(f"compress.{name}"), left.pop(f"readout.{name}")[None]])
+
+    def blocks(name):
+        return np.stack([left.pop(f"transformer.h.{n}.{name}") for n in range(L)])
+
+    def both(name):
+        return np.stack([left.pop(f"transformer.h.{n}.{s}.{name}") for n in range(L) for s in ("ddl_attn", "ddl_mlp")])
+
+    def readers(name):
+        return np.concatenate([blocks(f"compress.{name}"), left.pop(f"readout.{name}")[None]])
+
+    projections = np.stack([blocks(f"attn.c_{n}.weight") for n in "qkv"], 1)
     placed = {
         "embedding": left.pop("transformer.wte.weight"),
         "final_norm/gain": left.pop("ln_f.weight"),
         "blocks/attention_norm/gain": blocks("ln_1.weight"),
         "blocks/mlp_norm/gain": blocks("ln_2.weight"),
-        "blocks/attention/qkv": np.stack([blocks(f"attn.c_{n}.weight") for n in "qkv"], 1).reshape(L, 3, H, D, d).transpose(0, 4, 1, 2, 3),
+        "blocks/attention/qkv": projections.reshape(L, 3, H, D, d).transpose(0, 4, 1, 2, 3),
         "blocks/attention/output": blocks("attn.c_proj.weight").reshape(L, d, H, D).transpose(0, 2, 3, 1),
         "blocks/attention/query_norm/gain": blocks("attn.q_rms.weight"),
         "blocks/attention/key_norm/gain": blocks("attn.k_rms.weight"),

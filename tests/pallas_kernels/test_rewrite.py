@@ -1,4 +1,4 @@
-"""`rewrite` and `rewrite_and_read` against a float64 NumPy oracle, its finite differences, and the algebra of the paper."""
+"""The rewrite, alone and with a read: against a float64 oracle, its finite differences, and the paper's algebra."""
 
 import functools
 
@@ -73,7 +73,10 @@ def oracle_gradients(state, branch, value, gate, weights, d_new, d_read, erase):
 
 def scales(state, branch, value, gate, weights, d_new, d_read):
     """For X', x and the gradients: per token, the norms of the terms that float32 has to add up."""
-    norm = lambda a, axes: np.sqrt(np.sum(np.asarray(a, np.float64) ** 2, axis=axes))
+
+    def norm(a, axes):
+        return np.sqrt(np.sum(np.asarray(a, np.float64) ** 2, axis=axes))
+
     D = np.asarray(d_new) + np.asarray(weights) * np.asarray(d_read)[..., None, :]
     # D itself may cancel: its terms count, not it.
     X, v, D = norm(state, (-2, -1)), norm(value, -1), norm(np.abs(d_new) + np.abs(D), (-2, -1))
@@ -87,7 +90,10 @@ def scales(state, branch, value, gate, weights, d_new, d_read):
 
 def draw(rng, leading, channels, width, *, state=1.0, branch=1.0, value=1.0, gate=None, dtype=np.float32):
     """Arguments and cotangents with the given sizes; β uniform in (0, 2) unless given."""
-    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
     arguments = (
         jnp.asarray(state * normal(*leading, channels, width), dtype),
         branch * normal(*leading, width),
@@ -106,7 +112,7 @@ def values_and_gradients(arguments, cotangents, *, fused, erase, operations="pub
     )
     if fused:
         outputs, vjp = jax.vjp(lambda *a: both(*a, epsilon=EPSILON, erase=erase), *arguments)
-        return outputs, vjp(tuple(c.astype(o.dtype) for c, o in zip(cotangents, outputs)))
+        return outputs, vjp(tuple(c.astype(o.dtype) for c, o in zip(cotangents, outputs, strict=True)))
     output, vjp = jax.vjp(lambda *a: single(*a, epsilon=EPSILON, erase=erase), *arguments[:4])
     return (output,), vjp(cotangents[0].astype(output.dtype))
 
@@ -129,7 +135,7 @@ def check(arguments, cotangents, fused, erase, *, storage=0.0):
         assert_within(outputs[1], read, read_scale, TOLERANCE + 2 * storage, "read")
     expected = oracle_gradients(*arguments, d_new, d_read, erase)
     # With a narrow state the incoming cotangents are rounded to it as well.
-    for name, actual, target, scale in zip(NAMES, gradients, expected, (*gradient_scales, weights_scale)):
+    for name, actual, target, scale in zip(NAMES, gradients, expected, (*gradient_scales, weights_scale), strict=False):
         assert_within(actual, target, scale, TOLERANCE + 2 * storage, f"gradient of {name}")
 
 
@@ -182,7 +188,7 @@ def test_the_written_backward_equals_autodiff_of_the_reference(shape, fused, era
     _, automatic = values_and_gradients(arguments, cotangents, fused=fused, erase=erase, operations="reference")
     d_read = cotangents[1] if fused else np.zeros_like(cotangents[1])
     *_, gradient_scales, weights_scale = scales(*arguments, cotangents[0], d_read)
-    for name, actual, target, scale in zip(NAMES, written, automatic, (*gradient_scales, weights_scale)):
+    for name, actual, target, scale in zip(NAMES, written, automatic, (*gradient_scales, weights_scale), strict=False):
         assert_within(actual, target, scale, 2 * TOLERANCE, f"gradient of {name}")  # both sides round
 
 
@@ -219,7 +225,8 @@ def test_a_nan_in_one_token_stays_in_that_token(erase, poisoned):
     others[1, 2] = False
     before = jax.tree.leaves(values_and_gradients(clean, cotangents, fused=True, erase=erase))
     after = jax.tree.leaves(values_and_gradients(tuple(dirty), cotangents, fused=True, erase=erase))
-    for left, right in list(zip(before, after))[:-1]:  # the last is the gradient of the weights, a sum over tokens
+    # The last is the gradient of the weights, a sum over tokens.
+    for left, right in zip(before[:-1], after[:-1], strict=True):
         np.testing.assert_array_equal(np.asarray(left)[others], np.asarray(right)[others])
     assert np.isnan(np.asarray(after[0])[1, 2]).any()
 
@@ -230,7 +237,7 @@ def test_a_nan_in_one_token_stays_in_that_token(erase, poisoned):
 ])  # fmt: skip
 def test_shapes_that_do_not_belong_together_are_refused_by_name(name, wrong):
     arguments, _ = draw(np.random.default_rng(7), (2, 5), 2, 72)
-    arguments = dict(zip(NAMES, arguments)) | {name: np.zeros(wrong, np.float32)}
+    arguments = dict(zip(NAMES, arguments, strict=True)) | {name: np.zeros(wrong, np.float32)}
     with pytest.raises(ValueError, match=f"{name} has shape"):
         rewrite_and_read(**arguments)
     if name != "weights":
@@ -308,7 +315,10 @@ def test_beta_two_with_value_zero_reflects():
     once = rewrite(state, branch, zero, gate, epsilon=1e-12)
     assert np.max(np.abs(once - state)) > 0.1
     np.testing.assert_allclose(rewrite(once, branch, zero, gate, epsilon=1e-12), state, atol=1e-5)
-    norm = lambda X: np.linalg.norm(np.asarray(X, np.float64), axis=-1)
+
+    def norm(X):
+        return np.linalg.norm(np.asarray(X, np.float64), axis=-1)
+
     np.testing.assert_allclose(norm(once), norm(state), rtol=1e-5)
     # Towards a value, it is the involution around it.
     there = rewrite(state, branch, value, gate, epsilon=1e-12)

@@ -35,10 +35,16 @@ def matrices():
 
 def make_stream(name, dtype=jnp.float32):
     """The stream with generic parameters, not those it starts with: a start hides what it multiplies by 0."""
-    make = lambda: DeltaStream(STREAMS[name], width=WIDTH, sublayers=SUBLAYERS, rngs=nnx.Rngs(0), dtype=dtype)
+
+    def make():
+        return DeltaStream(STREAMS[name], width=WIDTH, sublayers=SUBLAYERS, rngs=nnx.Rngs(0), dtype=dtype)
+
     graph, parameters = nnx.split(nnx.eval_shape(make))
     rng = np.random.default_rng(1)
-    draw = lambda leaf: jnp.asarray(0.3 + 0.3 * rng.standard_normal(leaf.shape), jnp.float32)
+
+    def draw(leaf):
+        return jnp.asarray(0.3 + 0.3 * rng.standard_normal(leaf.shape), jnp.float32)
+
     return nnx.merge(graph, jax.tree.map(draw, parameters))
 
 
@@ -72,7 +78,9 @@ def scanned(stream, embedding):
 def observed(name):
     """Everything the tests below look at, for one stream, from one compiled function."""
     graph, parameters = nnx.split(make_stream(name))
-    run = lambda parameters, embedding: scanned(nnx.merge(graph, parameters), embedding)
+
+    def run(parameters, embedding):
+        return scanned(nnx.merge(graph, parameters), embedding)
 
     def everything(parameters, embedding, cotangent, randoms):
         stream = nnx.merge(graph, parameters)
@@ -92,7 +100,7 @@ def observed(name):
         leaves, tree = jax.tree.flatten(parameters)
         coefficients = np.kron(np.eye(len(leaves)), STEP * np.array([-2, -1, 1, 2])[:, None])
         slopes, moved = [], []
-        for which, (leaf, g, random) in enumerate(zip(leaves, jax.tree.leaves(gradient), randoms)):
+        for which, (leaf, g, random) in enumerate(zip(leaves, jax.tree.leaves(gradient), randoms, strict=True)):
             direction = g / jnp.linalg.norm(g) + random / jnp.linalg.norm(random)
             slopes.append((jnp.sum(direction * g), jnp.linalg.norm(g) * jnp.linalg.norm(direction)))
             moved.append(leaf + jnp.multiply.outer(coefficients[:, which], direction))
@@ -125,7 +133,7 @@ def test_no_output_depends_on_a_later_token_or_another_sequence(name):
 @every_stream
 def test_every_parameter_has_a_gradient_in_every_entry(name):
     found = observed(name)
-    for path, gradient in zip(found["paths"], jax.tree.leaves(found["gradient"])):
+    for path, gradient in zip(found["paths"], jax.tree.leaves(found["gradient"]), strict=True):
         # Generic inputs: an exact zero, a NaN or a rounding-sized number is an entry that takes no part.
         assert np.all(np.abs(gradient) > 1e-9), f"{path} has dead entries"
         assert np.linalg.norm(gradient) > 1e-3, path
@@ -140,7 +148,7 @@ def test_gradients_equal_finite_differences(name):
         )
         difference = (8 * (above - below) - (far_above - far_below)) / (12 * STEP)
         slope, size = found["slopes"][which]
-        # Fourth order in the step: 0.002⁴ ≈ 2e-11 of the fifth derivative, which is large where a norm divides by little.
+        # Fourth order in the step: 0.002⁴ ≈ 2e-11 of the fifth derivative, large where a norm divides by little.
         # The outputs' rounding, 1e-7 of their size over the step, is 6e-5 for each of 96 random summands.
         assert abs(difference - slope) <= 1e-3 * size + 6e-4, f"{path}: {difference} against {slope}"
 
@@ -162,7 +170,7 @@ def test_scanned_equals_unrolled(name):
 
 @every_stream
 def test_write_then_read_equals_write_and_then_read(name):
-    for separate, fused in zip(observed(name)["separate"], observed(name)["fused"]):
+    for separate, fused in zip(observed(name)["separate"], observed(name)["fused"], strict=True):
         np.testing.assert_allclose(fused, separate, atol=1e-6 * np.max(np.abs(separate)))
 
 

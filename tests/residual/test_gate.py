@@ -54,7 +54,9 @@ def test_the_gate_finds_reflection_overwrite_and_identity(answer, β, hidden):
 
     @jax.jit
     def descend(parameters):
-        step = lambda _, p: jax.tree.map(lambda a, g: a - 0.01 * g, p, jax.grad(loss)(p))
+        def step(_, p):
+            return jax.tree.map(lambda a, g: a - 0.01 * g, p, jax.grad(loss)(p))
+
         return jax.lax.fori_loop(0, 1500, step, parameters)
 
     before = nnx.merge(graph, parameters)(context)

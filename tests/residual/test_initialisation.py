@@ -1,4 +1,4 @@
-"""Where each part of the stream starts, in both presets. A general initialiser must not overwrite a part's own start."""
+"""Where each part of the stream starts, in both presets: no general initialiser may overwrite a part's own."""
 
 from flax import nnx
 import jax
@@ -147,10 +147,13 @@ def test_additive_expanded_is_additive_at_the_start(reader):
     plain, expanded = make(kind="additive"), make(kind="additive_expanded", reader=reader)
     states = [stream.expand(e) for stream in (plain, expanded)]
     for i in range(SUBLAYERS):
-        reads = [stream.read(state, i) for stream, state in zip((plain, expanded), states)]
+        reads = [stream.read(state, i) for stream, state in zip((plain, expanded), states, strict=True)]
         np.testing.assert_allclose(*reads, atol=1e-6)
         branch = jnp.sin(50 * reads[0])
-        states = [stream.write(state, branch, x, x, i) for stream, state, x in zip((plain, expanded), states, reads)]
+        states = [
+            stream.write(state, branch, x, x, i)
+            for stream, state, x in zip((plain, expanded), states, reads, strict=True)
+        ]
     np.testing.assert_allclose(plain.reduce(states[0]), expanded.reduce(states[1]), atol=1e-6)
 
 

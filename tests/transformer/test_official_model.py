@@ -1,4 +1,4 @@
-"""The whole official model: against its equations in float64 NumPy (always), and against golden files (where they are)."""
+"""The official model: against its equations in float64 NumPy (always) and golden files (where they are)."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ddl_jax.parameters import at
 from ddl_jax.training.step import Batch, total_nats
 from ddl_jax.transformer import Transformer
 from tests import official
@@ -85,7 +86,7 @@ def test_logits_loss_and_gradients_equal_the_golden_numbers(name):
 @needs_goldens
 @golden
 def test_each_module_equals_the_golden_numbers(name):
-    """Every part of the stream alone, from the official code's own inputs to it: readers, norm, gate, value, rewrite, sublayer."""
+    """Each part alone, from the official code's own inputs to it: readers, norms, sublayers, gate, value, rewrite."""
     file, tensors, sizes = read(name)
     model = official.transformer(tensors, name, **sizes)
     stream = model.stream
@@ -96,7 +97,7 @@ def test_each_module_equals_the_golden_numbers(name):
 
     @jax.jit
     def parts(stream, state, branch, context, x, i):
-        update = jax.tree.map(lambda p: p[i], stream.updates)
+        update = at(stream.updates, i)
         return update.gate(context), update.value(branch, context, x), stream.write(state, branch, context, x, i)
 
     updates = 2 * sizes["layers"]
@@ -106,7 +107,7 @@ def test_each_module_equals_the_golden_numbers(name):
         state, branch, context = state_of(f"upd/{i}/x"), file[f"upd/{i}/k_in"], file[f"upd/{i}/context"]
         x = file[f"upd/{i}/v_in"] if f"upd/{i}/v_in" in file.files else file[f"upd/{i}/x"]
         assert_close(stream.read(state, i), x)
-        block = jax.tree.map(lambda p: p[i // 2], model.blocks)
+        block = at(model.blocks, i // 2)
         norm, sublayer = block.sublayers()[i % 2]
         assert_close(norm(x), context)
         assert_close(sublayer(context), branch)
