@@ -5,21 +5,24 @@ import jax
 import jax.numpy as jnp
 
 
-class Weight(nnx.Param):
+def weight(value: jax.Array) -> nnx.Param:
     """A matrix, embedding, convolution or reader: has weight decay."""
+    return nnx.Param(value, role="weight")
 
 
-class Gain(nnx.Param):
+def gain(value: jax.Array) -> nnx.Param:
     """The gain of a norm: no weight decay."""
+    return nnx.Param(value, role="gain")
 
 
-class Bias(nnx.Param):
+def bias(value: jax.Array) -> nnx.Param:
     """A bias: no weight decay."""
+    return nnx.Param(value, role="bias")
 
 
-def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> Weight:
+def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> nnx.Param:
     """A weight drawn from N(0, std²), float32."""
-    return Weight(std * jax.random.normal(rngs.params(), shape, jnp.float32))
+    return weight(std * jax.random.normal(rngs.params(), shape, jnp.float32))
 
 
 def stacked(make, count: int, rngs: nnx.Rngs):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
-from ddl_jax.parameters import Weight
+from ddl_jax.parameters import weight
 
 
 def delayed(x: Float[Array, "batch tokens *rest"], steps: int) -> Float[Array, "batch tokens *rest"]:
@@ -32,7 +32,7 @@ class ConvolutionExpansion(nnx.Module):
 
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         identity = jnp.zeros((config.expansion_taps, config.value_channels, width)).at[0].set(1.0)
-        self.taps = Weight(identity)
+        self.taps = weight(identity)
 
     def __call__(self, embedding: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens channels width"]:
         e = embedding.astype(jnp.float32)[:, :, None]

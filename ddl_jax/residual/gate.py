@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import GateConfig
-from ddl_jax.parameters import Bias, normal
+from ddl_jax.parameters import bias, normal
 
 
 class Gate(nnx.Module):
@@ -17,10 +17,10 @@ class Gate(nnx.Module):
     def __init__(self, config: GateConfig, width: int, rngs: nnx.Rngs):
         std = 0.5 / width**0.5
         self.hidden = normal(rngs, (width, config.hidden), std) if config.hidden else None
-        self.hidden_bias = Bias(jnp.zeros(config.hidden)) if config.hidden_bias else None
+        self.hidden_bias = bias(jnp.zeros(config.hidden)) if config.hidden_bias else None
         self.output = normal(rngs, (config.hidden or width,), std)
         share = min(max(config.initial / 2, 1e-6), 1 - 1e-6)
-        self.bias = Bias(jnp.asarray(math.log(share / (1 - share))))
+        self.bias = bias(jnp.asarray(math.log(share / (1 - share))))
 
     def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens"]:
         c = context.astype(jnp.float32)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
-from ddl_jax.parameters import Weight, normal
+from ddl_jax.parameters import normal, weight
 from ddl_jax.residual.expansion import delayed
 
 State = Float[Array, "batch tokens channels width"]
@@ -37,10 +37,10 @@ class ChannelReader(nnx.Module):
         std = 0.5 / width**0.5
         if self.convolved:
             middle = jnp.zeros((V, width)).at[(V - 1) // 2].set(1.0)
-            self.taps = Weight(middle) if mean else normal(rngs, (V, width), std)
-            self.pool = Weight(jnp.full(V, 1 / V))
+            self.taps = weight(middle) if mean else normal(rngs, (V, width), std)
+            self.pool = weight(jnp.full(V, 1 / V))
         else:
-            self.mix = Weight(jnp.full((V, width), 1 / V)) if mean else normal(rngs, (V, width), std)
+            self.mix = weight(jnp.full((V, width), 1 / V)) if mean else normal(rngs, (V, width), std)
 
     def weights(self) -> Float[Array, "channels width"]:
         """The effective a, in float32."""
@@ -62,10 +62,10 @@ class TokenReader(nnx.Module):
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         shape = (config.reader_taps, config.value_channels, width)
         if config.reader_initial == "mean":
-            self.taps = Weight(jnp.zeros(shape).at[0].set(1.0))
+            self.taps = weight(jnp.zeros(shape).at[0].set(1.0))
         else:
             self.taps = normal(rngs, shape, 0.5 / width**0.5)
-        self.pool = Weight(jnp.full(config.value_channels, 1 / config.value_channels))
+        self.pool = weight(jnp.full(config.value_channels, 1 / config.value_channels))
 
     def __call__(self, state: State) -> Read:
         X = state.astype(jnp.float32)

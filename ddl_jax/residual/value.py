@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ValueConfig
-from ddl_jax.parameters import Bias, normal
+from ddl_jax.parameters import bias, normal
 
 
 class Value(nnx.Module):
@@ -22,7 +22,7 @@ class Value(nnx.Module):
             self.weight = normal(rngs, (width, channels), 0.5 / width**0.5)
             if config.bias:
                 bound = width**-0.5
-                self.bias = Bias(jax.random.uniform(rngs.params(), (channels,), minval=-bound, maxval=bound))
+                self.bias = bias(jax.random.uniform(rngs.params(), (channels,), minval=-bound, maxval=bound))
 
     def __call__(
         self,

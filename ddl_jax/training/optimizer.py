@@ -5,7 +5,6 @@ import jax
 import optax
 
 from ddl_jax.config import OptimizerConfig
-from ddl_jax.parameters import Weight
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -21,10 +20,11 @@ def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedul
 
 def decays(parameters: nnx.State) -> nnx.State:
     """True for each parameter that has weight decay: the weights. Decided by role, not by number of dimensions."""
-    is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
-    return jax.tree.map(
-        lambda variable: variable.replace(isinstance(variable, Weight)), parameters, is_leaf=is_variable
-    )
+
+    def decays_one(variable: nnx.Param) -> nnx.Param:
+        return variable.replace(variable.role == "weight")
+
+    return jax.tree.map(decays_one, parameters, is_leaf=lambda node: isinstance(node, nnx.Variable))
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
