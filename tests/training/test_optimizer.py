@@ -59,8 +59,7 @@ def test_the_weights_of_directions_decay(direction):
 
 def test_decay_shrinks_weights_and_leaves_the_rest():
     config = OptimizerConfig(learning_rate=0.5, warmup_steps=0, weight_decay=0.1)
-    model = Transformer(TransformerConfig(layers=1, width=8, heads=2, vocab_size=11), rngs=nnx.Rngs(0))
-    parameters = nnx.state(model, nnx.Param)
+    parameters = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), parameters_of(1, ResidualConfig()))
     optimizer = make_optimizer(config, steps=10)
     zero = jax.tree.map(jnp.zeros_like, parameters)
     updates, _ = jax.jit(optimizer.update)(zero, optimizer.init(parameters), parameters)

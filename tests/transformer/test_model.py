@@ -17,10 +17,7 @@ from tests.quick import QUICK
 SIZES = {"layers": 3, "width": 16, "heads": 2, "vocab_size": 29}
 KINDS = {
     "additive": ResidualConfig(kind="additive"),
-    "additive_expanded": ResidualConfig(kind="additive_expanded", value_channels=2),
-    "write_only": ResidualConfig(kind="write_only", value_channels=2),
     "delta": ResidualConfig(value_channels=2),
-    "delta V1": ResidualConfig(value_channels=1),
     "token": ResidualConfig(value_channels=2, reader="token"),
     "official": ResidualConfig(value_channels=2, preset="official_code"),
 }
