@@ -14,11 +14,10 @@ import pytest
 
 from ddl_jax.parameters import at
 from ddl_jax.residual import DeltaStream
+from tests.quick import QUICK
 from tests.residual.streams import STREAMS, mixes_tokens
 
 BATCH, TOKENS, WIDTH, SUBLAYERS = 2, 6, 8, 4
-# Each stream's function runs once, so compiling it fast matters more than running it fast.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 STEP = 0.002  # of the finite differences, along directions of length about 1
 
 every_stream = pytest.mark.parametrize("name", STREAMS)
