@@ -225,7 +225,7 @@ def transformer(tensors, variant, *, layers, width, heads, head_dim, vocab_size,
         out = "beta_out" if gate_hidden else "beta"
         placed["stream/updates/gate/output"] = both(f"{out}.weight")[:, 0]
         placed["stream/updates/gate/bias"] = both(f"{out}.bias")[:, 0]
-        placed["stream/updates/value/weight"] = both("v_proj.weight").transpose(0, 2, 1)
+        placed["stream/updates/value/weight"] = both("v_proj.weight")
         placed["stream/updates/value/bias"] = both("v_proj.bias")
     if variant[0] == "c":
         placed["stream/readers/taps"] = readers("weight").transpose(0, 2, 1)

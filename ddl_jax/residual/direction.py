@@ -5,6 +5,7 @@ import jax
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
+from ddl_jax.linear import project
 from ddl_jax.parameters import normal
 
 Features = Float[Array, "batch tokens width"]
@@ -29,8 +30,7 @@ class MlpDirection(nnx.Module):
         self.output = normal(rngs, (config.direction_width, width), std)
 
     def __call__(self, branch: Features, context: Features) -> Features:
-        dtype = context.dtype
-        return jax.nn.gelu(context @ self.input[...].astype(dtype)) @ self.output[...].astype(dtype)
+        return project(jax.nn.gelu(project(context, self.input[...])), self.output[...])
 
 
 class AttentionDirection(nnx.Module):
@@ -44,12 +44,9 @@ class AttentionDirection(nnx.Module):
         self.output = normal(rngs, (config.direction_width, width), std)
 
     def __call__(self, branch: Features, context: Features) -> Features:
-        dtype = context.dtype
-        query, key, value = (
-            (context @ weight[...].astype(dtype))[:, :, None] for weight in (self.query, self.key, self.value)
-        )
+        query, key, value = (project(context, w[...])[:, :, None] for w in (self.query, self.key, self.value))
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        return mixed[:, :, 0] @ self.output[...].astype(dtype)
+        return project(mixed[:, :, 0], self.output[...])
 
 
 DIRECTIONS = {"sublayer": SublayerDirection, "mlp": MlpDirection, "attention": AttentionDirection}

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
 from ddl_jax.parameters import weight
+from ddl_jax.residual.channels import spread
 
 
 def delayed(x: Float[Array, "batch tokens *rest"], steps: int) -> Float[Array, "batch tokens *rest"]:
@@ -35,8 +36,7 @@ class ConvolutionExpansion(nnx.Module):
         self.taps = weight(identity)
 
     def __call__(self, embedding: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens channels width"]:
-        e = embedding.astype(jnp.float32)[:, :, None]
-        return sum(weights * delayed(e, steps) for steps, weights in enumerate(self.taps[...]))
+        return sum(spread(delayed(embedding, steps), tap) for steps, tap in enumerate(self.taps[...]))
 
 
 EXPANSIONS = {"repeat": RepeatExpansion, "convolution": ConvolutionExpansion}

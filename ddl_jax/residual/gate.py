@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import GateConfig
+from ddl_jax.linear import project
 from ddl_jax.parameters import bias, normal
 
 
@@ -25,7 +26,7 @@ class Gate(nnx.Module):
     def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens"]:
         c = context.astype(jnp.float32)
         if self.hidden is not None:
-            c = jnp.matmul(c, self.hidden[...], precision="highest")
+            c = project(c, self.hidden[...], "highest")
             c = jnp.tanh(c if self.hidden_bias is None else c + self.hidden_bias[...])
-        logit = jnp.matmul(c, self.output[...], precision="highest") + self.bias[...]
+        logit = project(c, self.output[...], "highest") + self.bias[...]
         return 2 * jax.nn.sigmoid(logit)

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
 from ddl_jax.parameters import normal, weight
+from ddl_jax.residual.channels import read
 from ddl_jax.residual.expansion import delayed
 
 State = Float[Array, "batch tokens channels width"]
@@ -53,7 +54,7 @@ class ChannelReader(nnx.Module):
         return jnp.einsum("u,jui->ji", self.pool[...], kernel, precision="highest")
 
     def __call__(self, state: State) -> Read:
-        return jnp.sum(self.weights() * state.astype(jnp.float32), axis=-2).astype(state.dtype)
+        return read(state, self.weights())
 
 
 class TokenReader(nnx.Module):
@@ -69,9 +70,8 @@ class TokenReader(nnx.Module):
 
     def __call__(self, state: State) -> Read:
         X = state.astype(jnp.float32)
-        weights = self.pool[...][:, None] * self.taps[...]
-        pooled = [jnp.sum(tap * X, axis=-2) for tap in weights]
-        return sum(delayed(x, steps) for steps, x in enumerate(pooled)).astype(state.dtype)
+        taps = self.pool[...][:, None] * self.taps[...]
+        return sum(delayed(read(X, tap), steps) for steps, tap in enumerate(taps)).astype(state.dtype)
 
 
 READERS = {"identity": IdentityReader, "channel": ChannelReader, "token": TokenReader}

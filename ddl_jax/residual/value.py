@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ValueConfig
+from ddl_jax.linear import project
 from ddl_jax.parameters import bias, normal
 
 
@@ -19,7 +20,7 @@ class Value(nnx.Module):
         self.config = config
         self.channels = channels
         if config.constant is None:
-            self.weight = normal(rngs, (width, channels), 0.5 / width**0.5)
+            self.weight = normal(rngs, (channels, width), 0.5 / width**0.5)
             if config.bias:
                 bound = width**-0.5
                 self.bias = bias(jax.random.uniform(rngs.params(), (channels,), minval=-bound, maxval=bound))
@@ -34,7 +35,7 @@ class Value(nnx.Module):
         if config.constant is not None:
             return jnp.full((*context.shape[:-1], self.channels), config.constant, jnp.float32)
         source = {"context": context, "read": read, "branch": branch}[config.source]
-        logits = jnp.matmul(source.astype(jnp.float32), self.weight[...], precision="highest")
+        logits = project(source.astype(jnp.float32), self.weight[...].T, "highest")
         if config.bias:
             logits = logits + self.bias[...]
         return config.scale * (jax.nn.sigmoid(logits) if config.activation == "sigmoid" else logits)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import TransformerConfig
+from ddl_jax.linear import project
 from ddl_jax.parameters import normal
 from ddl_jax.transformer.norm import RMSNorm
 
@@ -30,20 +31,17 @@ class Attention(nnx.Module):
 
     def __init__(self, config: TransformerConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
         d, H, D = config.width, config.heads, config.head_dim
-        self.dtype = dtype
         self.qkv = normal(rngs, (d, 3, H, D), 0.5 / d**0.5)
         self.output = normal(rngs, (H, D, d), 0.5 / d**0.5 / config.layers**0.5)
         self.query_norm = RMSNorm(D, dtype) if config.qk_norm else None
         self.key_norm = RMSNorm(D, dtype) if config.qk_norm else None
 
     def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens width"]:
-        batch, tokens, d = context.shape
-        _, _, H, D = self.qkv.shape
-        qkv = (context @ self.qkv[...].astype(self.dtype).reshape(d, -1)).reshape(batch, tokens, 3, H, D)
-        angles = rope_angles(tokens, D)
-        query, key = rotate(qkv[:, :, 0], angles), rotate(qkv[:, :, 1], angles)
+        query, key, value = jnp.unstack(project(context, self.qkv[...]), axis=-3)
+        angles = rope_angles(query.shape[1], query.shape[-1])
+        query, key = rotate(query, angles), rotate(key, angles)
         if self.query_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        query, key = query.astype(self.dtype), key.astype(self.dtype)
-        mixed = jax.nn.dot_product_attention(query, key, qkv[:, :, 2], is_causal=True)
-        return mixed.reshape(batch, tokens, -1) @ self.output[...].astype(self.dtype).reshape(-1, d)
+        mixed = jax.nn.dot_product_attention(query.astype(value.dtype), key.astype(value.dtype), value, is_causal=True)
+        heads_joined = self.output[...].reshape(-1, context.shape[-1])
+        return project(mixed.reshape(*context.shape[:-1], -1), heads_joined)

@@ -14,7 +14,7 @@ class Block(nnx.Module):
         self.attention_norm = RMSNorm(config.width, dtype)
         self.attention = Attention(config, dtype, rngs)
         self.mlp_norm = RMSNorm(config.width, dtype)
-        self.mlp = Mlp(config, dtype, rngs)
+        self.mlp = Mlp(config, rngs)
 
     def sublayers(self):
         """(norm, sublayer) in the order in which they write into the stream."""

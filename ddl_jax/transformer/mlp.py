@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import TransformerConfig
+from ddl_jax.linear import project
 from ddl_jax.parameters import normal
 
 
@@ -17,14 +18,11 @@ def hidden_width(width: int) -> int:
 class Mlp(nnx.Module):
     """W₃ (silu(W₁ c) ⊙ W₂ c), without biases."""
 
-    def __init__(self, config: TransformerConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
         d, hidden = config.width, hidden_width(config.width)
-        self.dtype = dtype
         self.input = normal(rngs, (d, 2, hidden), 0.5 / d**0.5)
         self.output = normal(rngs, (hidden, d), 0.5 / d**0.5 / config.layers**0.5)
 
     def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens width"]:
-        d, _, hidden = self.input.shape
-        both = context @ self.input[...].astype(self.dtype).reshape(d, -1)
-        gate, linear = both[..., :hidden], both[..., hidden:]
-        return (jax.nn.silu(gate) * linear) @ self.output[...].astype(self.dtype)
+        gate, linear = jnp.unstack(project(context, self.input[...]), axis=-2)
+        return project(jax.nn.silu(gate) * linear, self.output[...])

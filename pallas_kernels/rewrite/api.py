@@ -1,24 +1,16 @@
 """The public operations on the residual state: `rewrite` and `rewrite_and_read`, differentiable in every argument.
 
-The backward pass is written out (design 2), so that it keeps X, h, v and β and nothing of the state's size besides:
-
-    g = kᵀD (V);  dX = D − β k gᵀ;  dv = β g;  dβ = g·w;  da = Σ_tokens dx ⊙ X'
-    dk = β (D w − X g);  dh = (dk − k (k·dk)) / sqrt(‖h‖² + ε²)
-
-where D is the total cotangent of X': D = dX' + a ⊙ dx. Without erase the terms −X g and −β k gᵀ are absent.
+Backward keeps the arguments and makes the rest again: nothing of the state's size besides X itself is saved.
 """
 
 import functools
 from typing import Literal
 
 import jax
-from jax import lax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.rewrite import reference
+from pallas_kernels.rewrite import xla
 
-F32 = jnp.float32
 Implementation = Literal["auto", "xla"]
 
 
@@ -104,7 +96,7 @@ def _check(state, branch, value, gate, weights, implementation):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def _rewrite(state, branch, value, gate, epsilon, erase):
-    return reference.rewrite(state, branch, value, gate, epsilon=epsilon, erase=erase)
+    return xla.rewrite(state, branch, value, gate, epsilon, erase)
 
 
 def _rewrite_forward(state, branch, value, gate, epsilon, erase):
@@ -112,7 +104,7 @@ def _rewrite_forward(state, branch, value, gate, epsilon, erase):
 
 
 def _rewrite_backward(epsilon, erase, saved, d_new):
-    return _input_cotangents(*saved, d_new.astype(F32), epsilon, erase)
+    return xla.rewrite_and_read_backward(*saved, None, d_new, None, epsilon, erase)[:4]
 
 
 _rewrite.defvjp(_rewrite_forward, _rewrite_backward)
@@ -120,7 +112,7 @@ _rewrite.defvjp(_rewrite_forward, _rewrite_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _rewrite_and_read(state, branch, value, gate, weights, epsilon, erase):
-    return reference.rewrite_and_read(state, branch, value, gate, weights, epsilon=epsilon, erase=erase)
+    return xla.rewrite_and_read(state, branch, value, gate, weights, epsilon, erase)
 
 
 def _rewrite_and_read_forward(state, branch, value, gate, weights, epsilon, erase):
@@ -129,29 +121,7 @@ def _rewrite_and_read_forward(state, branch, value, gate, weights, epsilon, eras
 
 
 def _rewrite_and_read_backward(epsilon, erase, saved, cotangents):
-    state, branch, value, gate, weights = saved
-    d_new, d_read = cotangents[0].astype(F32), cotangents[1].astype(F32)
-    total = d_new + weights.astype(F32) * d_read[..., None, :]
-    inputs = _input_cotangents(state, branch, value, gate, total, epsilon, erase)
-    # X' is made again from X rather than kept: the same pass over X serves both.
-    new_state = reference.rewrite(state, branch, value, gate, epsilon=epsilon, erase=erase).astype(F32)
-    tokens = tuple(range(gate.ndim))
-    d_weights = jnp.sum(d_read[..., None, :] * new_state, axis=tokens).astype(weights.dtype)
-    return *inputs, d_weights
+    return xla.rewrite_and_read_backward(*saved, *cotangents, epsilon, erase)
 
 
 _rewrite_and_read.defvjp(_rewrite_and_read_forward, _rewrite_and_read_backward)
-
-
-def _input_cotangents(state, branch, value, gate, D, epsilon, erase):
-    """dX, dh, dv and dβ from D, the total cotangent of X'; letters as in the module's docstring."""
-    X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)[..., None]
-    inverse_norm = lax.rsqrt(jnp.sum(h * h, axis=-1, keepdims=True) + epsilon**2)
-    k = h * inverse_norm
-    g = jnp.sum(k[..., None, :] * D, axis=-1)
-    w = v - jnp.sum(k[..., None, :] * X, axis=-1) if erase else v
-    dX = D - (β * g)[..., None] * k[..., None, :] if erase else D
-    dk = β * jnp.sum(D * w[..., None] - X * g[..., None] if erase else D * w[..., None], axis=-2)
-    dh = inverse_norm * (dk - k * jnp.sum(k * dk, axis=-1, keepdims=True))
-    dβ = jnp.sum(g * w, axis=-1)
-    return dX.astype(state.dtype), dh.astype(branch.dtype), (β * g).astype(value.dtype), dβ.astype(gate.dtype)

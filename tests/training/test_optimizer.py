@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from ddl_jax.config import GateConfig, OptimizerConfig, ResidualConfig, TransformerConfig
-from ddl_jax.parameters import Weight
+from ddl_jax.parameters import weight
 from ddl_jax.training.optimizer import decays, learning_rate_schedule, make_optimizer
 from ddl_jax.transformer import Transformer
 
@@ -104,12 +104,12 @@ def test_the_chain_is_clip_then_adamw_then_the_schedule(clip_norm):
     config = OptimizerConfig(learning_rate=0.1, warmup_steps=2, clip_norm=clip_norm, betas=(0.8, 0.9), weight_decay=0.3)
     rng = np.random.default_rng(0)
     start, gradients = rng.standard_normal(5), rng.standard_normal((4, 5)) * np.array([1, 5, 0.1, 2])[:, None]
-    parameters = nnx.State({"w": Weight(jnp.asarray(start, jnp.float32))})
+    parameters = nnx.State({"w": weight(jnp.asarray(start, jnp.float32))})
     optimizer = make_optimizer(config, steps=8)
     state = optimizer.init(parameters)
     for gradient in gradients:
         updates, state = optimizer.update(
-            nnx.State({"w": Weight(jnp.asarray(gradient, jnp.float32))}), state, parameters
+            nnx.State({"w": weight(jnp.asarray(gradient, jnp.float32))}), state, parameters
         )
         parameters = optax.apply_updates(parameters, updates)
     rates = [float(learning_rate_schedule(config, 8)(step)) for step in range(4)]

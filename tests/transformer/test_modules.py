@@ -103,7 +103,7 @@ def test_attention_without_qk_norm():
 
 
 def test_the_mlp_is_swiglu():
-    module, c = Mlp(CONFIG, jnp.float32, nnx.Rngs(0)), inputs(2, 9, 12)
+    module, c = Mlp(CONFIG, nnx.Rngs(0)), inputs(2, 9, 12)
     w = np.asarray(module.input[...], np.float64)
     gate, linear = c @ w[:, 0], c @ w[:, 1]
     expected = (gate / (1 + np.exp(-gate)) * linear) @ np.asarray(module.output[...], np.float64)
@@ -117,7 +117,8 @@ def test_hidden_width_of_the_mlp(width, hidden):
 
 def test_deviations_at_the_start():
     config = TransformerConfig(layers=4, width=64, heads=4, vocab_size=512)
-    attention, mlp = (make(config.resolve(), jnp.float32, nnx.Rngs(0)) for make in (Attention, Mlp))
+    config = config.resolve()
+    attention, mlp = Attention(config, jnp.float32, nnx.Rngs(0)), Mlp(config, nnx.Rngs(0))
     inner = 0.5 / 64**0.5
     for weight, std in (
         (attention.qkv, inner),

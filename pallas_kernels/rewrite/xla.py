@@ -1,0 +1,78 @@
+"""The operations of `reference` and their gradients, written so that XLA makes few passes over the state.
+
+Two habits make the difference (3.4 times on CPUs, forward): a product with k is a dot, so that no product of the
+state's size is materialised before it is summed, and sums over the few channels are written out. Letters as in
+`reference`.
+"""
+
+from jax import lax
+import jax.numpy as jnp
+
+F32 = jnp.float32
+
+
+def along(k, X):
+    """kᵀX for each channel: (…, d) and (…, V, d) → (…, V)."""
+    return jnp.einsum("...d,...vd->...v", k, X, precision="highest")
+
+
+def over_channels(weights, X):
+    """Σ_j weights_j X_j in float32: weights (V, d) or (…, V, 1), X (…, V, d) → (…, d)."""
+    return sum(weights[..., j, :] * X[..., j, :].astype(F32) for j in range(X.shape[-2]))
+
+
+def unit(h, epsilon):
+    """k = h / sqrt(‖h‖² + ε²), and the factor 1 / sqrt(‖h‖² + ε²)."""
+    inverse_norm = lax.rsqrt(jnp.sum(h * h, axis=-1, keepdims=True) + epsilon**2)
+    return h * inverse_norm, inverse_norm
+
+
+def rewrite(state, branch, value, gate, epsilon, erase):
+    """X' as in `reference.rewrite`."""
+    X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)[..., None]
+    k, _ = unit(h, epsilon)
+    w = v - along(k, X) if erase else v
+    return (X + (β * w)[..., None] * k[..., None, :]).astype(state.dtype)
+
+
+def rewrite_and_read(state, branch, value, gate, weights, epsilon, erase):
+    """X' and x as in `reference.rewrite_and_read`."""
+    new_state = rewrite(state, branch, value, gate, epsilon, erase)
+    return new_state, over_channels(weights.astype(F32), new_state).astype(state.dtype)
+
+
+def rewrite_and_read_backward(state, branch, value, gate, weights, d_new, d_read, epsilon, erase):
+    """The cotangents of state, branch, value, gate and weights (the last None where there was no read).
+
+    With D = dX' + a ⊙ dx, the total cotangent of X' (design 2):
+
+        g = kᵀD;  dX = D − β k gᵀ;  dv = β g;  dβ = g·w;  da = Σ_tokens dx ⊙ X'
+        dk = β (D w − X g);  dh = (dk − k (k·dk)) / sqrt(‖h‖² + ε²),  k·dk = β (g·w − g·r)
+
+    Without erase the terms −X g and −β k gᵀ are absent.
+    """
+    X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)[..., None]
+    k, inverse_norm = unit(h, epsilon)
+    r = along(k, X)
+    w = v - r if erase else v
+    D, g, d_weights = d_new.astype(F32), along(k, d_new.astype(F32)), None
+    if weights is not None:
+        a, dx = weights.astype(F32), d_read.astype(F32)
+        D = D + a * dx[..., None, :]
+        g = g + jnp.einsum("...d,vd->...v", k * dx, a, precision="highest")
+        # dx ⊙ X' = dx ⊙ X + (βw)(dx ⊙ k)ᵀ, and the second term is a product of matrices.
+        d_weights = jnp.sum(dx[..., None, :] * X, axis=tuple(range(gate.ndim)))
+        d_weights += jnp.einsum("...v,...d->vd", β * w, dx * k, precision="highest")
+        d_weights = d_weights.astype(weights.dtype)
+    dX = D - (β * g)[..., None] * k[..., None, :] if erase else D
+    dk = β * (over_channels(w[..., None], D) - (over_channels(g[..., None], X) if erase else 0))
+    k_dk = β * jnp.sum(g * (w - r if erase else w), axis=-1, keepdims=True)
+    dh = inverse_norm * (dk - k * k_dk)
+    dβ = jnp.sum(g * w, axis=-1)
+    return (
+        dX.astype(state.dtype),
+        dh.astype(branch.dtype),
+        (β * g).astype(value.dtype),
+        dβ.astype(gate.dtype),
+        d_weights,
+    )
