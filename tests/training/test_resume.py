@@ -115,8 +115,11 @@ def test_another_microbatch_size_and_other_cadences_may_resume(straight):
     stop_after(first, 6)
     changed = tiny_config(folder, "smaller", microbatch_size=2, log_every=2, evaluate_every=5, checkpoint_every=4)
     assert train(changed) == 0
-    # Another order of summation, nothing else: float32 over 20 small steps.
-    np.testing.assert_allclose(metrics(changed)[-1]["loss"], metrics(config)[-1]["loss"], rtol=1e-4)
+    # Another order of summation and nothing else. Compared soon after: AdamW divides by tiny gradients, so that the
+    # last digits grow into more with every step.
+    losses = [{record["step"]: record["loss"] for record in metrics(run)} for run in (config, changed)]
+    np.testing.assert_allclose(losses[1][8], losses[0][8], rtol=1e-5)
+    assert {8, 10, 15, 20, STEPS} <= losses[1].keys() and not {7, 9, 11} & losses[1].keys()
 
 
 def stop_after(config, step: int) -> None:
@@ -163,7 +166,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(straight, caps
     capsys.readouterr()
     assert train(resumed) == 0
     said = capsys.readouterr().out
-    assert "checkpoint 8 cannot be read" in said and "resumed at step 6" in said
+    assert "checkpoint of step 8 cannot be read" in said and "resumed at step 6" in said
     assert (Path(resumed.run_dir) / "damaged_checkpoints" / "8").is_dir()  # set aside, not deleted
     assert_same(config, resumed)
 

@@ -1,0 +1,49 @@
+"""`ddl bench`: fields of the contract, one document, several configurations in one run."""
+
+import json
+
+import pytest
+
+from ddl_jax import bench
+from ddl_jax.errors import InputError
+
+TINY = ["--model.layers", "1", "--model.width", "8", "--model.context_length", "16", "--training.unroll", "1"]
+FIELDS = {"config", "train_step_seconds", "forward_seconds", "tokens_per_second", "compile_seconds"}
+
+
+def run(capsys, *arguments: str):
+    assert bench.main([*arguments, *TINY, "--rounds", "2", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_one_configuration_is_one_object(capsys):
+    result = run(capsys, "--config", "configs/quickstart.yaml", "--model.heads", "2")
+    assert result.keys() >= FIELDS
+    assert result["config"] == "configs/quickstart.yaml" and result["train_step_ratio"] == 1.0
+    assert result["tokens_per_second"] == pytest.approx(8 * 16 / result["train_step_seconds"])
+    assert all(result[name] > 0 for name in FIELDS - {"config"})
+
+
+def test_several_are_compared_with_the_first(capsys):
+    files = ["configs/bench/baseline.yaml", "configs/bench/cc.yaml"]
+    results = run(capsys, *files, "--model.head_dim", "4", "--model.vocab_size", "64")
+    assert [result["config"] for result in results] == files
+    assert results[1]["parameters"] > results[0]["parameters"]
+    ratio = results[1]["train_step_seconds"] / results[0]["train_step_seconds"]
+    assert results[1]["train_step_ratio"] == pytest.approx(ratio)
+
+
+def test_the_table_names_every_configuration(capsys):
+    assert bench.main(["--config", "configs/quickstart.yaml", *TINY, "--rounds", "1"]) == 0
+    assert "configs/quickstart.yaml" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rounds", ["0", "-1", "2.5", "many", ""])
+def test_rounds_must_be_a_count(rounds):
+    with pytest.raises(InputError, match="--rounds .* nearest: 1"):
+        bench.main(["--rounds", rounds])
+
+
+def test_a_tokenizer_file_needs_the_vocabulary_size():
+    with pytest.raises(InputError, match="model.vocab_size must be given"):
+        bench.main(["--data.tokenizer", "somewhere.json"])
