@@ -147,5 +147,5 @@ def _show(results: list[dict]) -> None:
             f"{result['compile_seconds']:.1f}",
             f"{result['parameters']:,}",
         )
-    console = Console()
-    console.print(table, width=console.width if console.is_terminal else 160)  # a file does not wrap
+    wide = None if sys.stdout.isatty() else 160  # a file does not wrap
+    Console(width=wide).print(table)
