@@ -147,9 +147,12 @@ def read_configs(options: jsonargparse.Namespace) -> list[tuple[str, Config]]:
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Runs a command: its exit code, or 2 after one line on stderr where the input cannot be used."""
+    """Runs a command: its exit code, or after one line on stderr 2 (the input cannot be used) or 1 (interrupted)."""
     try:
         return command()
     except InputError as error:
         print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped at once; what was saved before stays", file=sys.stderr)
+        return 1

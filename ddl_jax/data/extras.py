@@ -18,7 +18,5 @@ def package_folder(package: str, setting: str) -> Path:
     """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise InputError(
-            f"{setting} needs the package {package!r}, which is not installed; pip install 'ddl-jax[text]'"
-        )
+        raise InputError(f"{setting} needs the package {package!r}, which is not installed; pip install -e '.[text]'")
     return Path(spec.origin).parent

@@ -97,19 +97,23 @@ class Checkpoints:
             RunError: there are checkpoints, but none can be read.
         """
         steps = sorted(self._manager.all_steps(), reverse=True)
+        damaged: list[tuple[int, str]] = []
         for step in steps:
             try:
                 restored = self._manager.restore(
                     step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
                 )
-                return jax.block_until_ready(restored["state"])
+                state = jax.block_until_ready(restored["state"])
             except Exception as error:  # whatever the storage underneath raises on damaged files
-                self._say(
-                    f"the checkpoint of step {step} cannot be read, falling back to the one before: {_reason(error)}"
-                )
-                self._set_aside(step)
-        if steps:
-            raise RunError(f"none of the checkpoints in {self._directory} can be read; they were set aside")
+                damaged.append((step, _reason(error)))
+                continue
+            for bad, reason in damaged:
+                self._say(f"checkpoint {bad} cannot be read, falling back to checkpoint {step}: {reason}")
+                self._set_aside(bad)
+            return state
+        if damaged:
+            step, reason = damaged[0]
+            raise RunError(f"none of the checkpoints in {self._directory} can be read; the newest, {step}: {reason}")
         return None
 
     def _set_aside(self, step: int) -> None:

@@ -1,5 +1,7 @@
 """What a person sees of a run: a progress bar on a terminal, plain lines elsewhere."""
 
+import os
+import sys
 import time
 
 from rich.console import Console
@@ -16,6 +18,14 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {seconds} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min"
+
+
+class SteadyConsole(Console):
+    """A console that goes silent when nobody reads it any more (`| head`), rather than ending the run."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Display:

@@ -39,7 +39,10 @@ class Health:
 
     def _cause(self, values: dict) -> str:
         rate = values["learning_rate"]
-        slower = f"lower optimizer.learning_rate (now {rate:.2e} in the schedule) or more optimizer.warmup_steps"
+        slower = (
+            f"lower optimizer.learning_rate (now {rate:.2e} in the schedule) or more optimizer.warmup_steps, "
+            "in another run_dir"
+        )
         if not self._recent:
             return f"the very first update; the data or the initial parameters are not finite, or try {slower}"
         typical = sorted(self._recent)[len(self._recent) // 2]
@@ -48,6 +51,8 @@ class Health:
             return (
                 f"too large steps (the gradient norm rose from a median of {typical:.2g} to {last:.2g}); try {slower}"
             )
+        if math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]):
+            return f"one step too large (the gradient was finite, the parameters overflowed); try {slower}"
         if math.isfinite(values["loss"]):
             return f"an overflow in the backward pass (the loss is still finite); try {slower}"
         return f"one step too large (the gradient norm was steady at {typical:.2g}); try {slower}"

@@ -1,5 +1,6 @@
 """The training run: prepare, step, log, evaluate, save, and end in good order."""
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -13,22 +14,26 @@ from ddl_jax.config import Config
 from ddl_jax.data import Corpus, prepare, train_batches, validation_batches
 from ddl_jax.errors import Diverged, RunError
 from ddl_jax.evaluation import validate
+from ddl_jax.stop import StopRequest
 from ddl_jax.training.checkpoint import Checkpoints
 from ddl_jax.training.clock import Clock
-from ddl_jax.training.display import Display, duration
+from ddl_jax.training.display import Display, SteadyConsole, duration
 from ddl_jax.training.health import Health
 from ddl_jax.training.metrics import MetricsLog
 from ddl_jax.training.run_directory import RunDirectory
 from ddl_jax.training.step import Batch, TrainState, init_state, make_evaluation_step, make_train_step, model_graph
-from ddl_jax.training.stop import StopRequest
 from ddl_jax.transformer.costs import flops_per_token
 from ddl_jax.transformer.model import dtype_of
 
 DONE, FAILED, STOPPED, DIVERGED = 0, 1, 3, 4  # exit codes (2, bad input, is the command line's)
 
 
-def train(config: Config) -> int:
+def train(config: Config, stop: StopRequest | None = None) -> int:
     """Trains, or resumes, the run in `config.run_dir`.
+
+    Args:
+        config: need not be resolved.
+        stop: a request that is already being listened for; without one, this function listens itself.
 
     Returns:
         The exit code: 0 done, 1 failed, 3 stopped on request after saving, 4 diverged.
@@ -36,18 +41,23 @@ def train(config: Config) -> int:
     Raises:
         InputError: something in the configuration, the run directory or the corpus cannot be used.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    config = config.resolve()
     try:
-        with StopRequest() as stop, RunDirectory(config) as run:
-            return _Run(config.resolve(), run, stop, console).train()
+        with contextlib.ExitStack() as stack:
+            stop = stack.enter_context(StopRequest()) if stop is None else stop
+            run = stack.enter_context(RunDirectory(config))
+            return _Run(config, run, stop, SteadyConsole(highlight=False, soft_wrap=True)).train()
     except Diverged as error:
         print(f"diverged: {error}", file=sys.stderr)
         return DIVERGED
     except (RunError, OSError) as error:
         print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
         return FAILED
-    except KeyboardInterrupt:
-        print("stopped at once; what was saved before stays", file=sys.stderr)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        print(f"failed: out of memory; try a smaller training.microbatch_size ({reason})", file=sys.stderr)
         return FAILED
 
 
@@ -72,6 +82,8 @@ class _Run:
                 say(f"This run is complete: {start} steps. Train again with another run_dir.")
                 return DONE
             with MetricsLog(self.run, start) as self.log:
+                if self.log.redone:
+                    say(f"{self.log.redone} logged steps after step {start} are done again; see metrics_redone.jsonl.")
                 code, step = self._loop(state, start)
             self.checkpoints.wait()
         if code == STOPPED:

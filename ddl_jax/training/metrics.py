@@ -6,10 +6,14 @@ from ddl_jax.training.run_directory import RunDirectory
 
 
 class MetricsLog:
-    """Writes records of numbers, one per logged step. For a `with` statement."""
+    """Writes records of numbers, one per logged step. For a `with` statement.
+
+    Attributes:
+        redone: lines of steps after `start_step` that an earlier start had logged, and that were set aside.
+    """
 
     def __init__(self, run: RunDirectory, start_step: int):
-        run.keep_metrics_up_to(start_step)
+        self.redone = run.keep_metrics_up_to(start_step)
         self._run = run
         self._board = None
         if importlib.util.find_spec("tensorboardX"):

@@ -8,33 +8,35 @@ from pathlib import Path
 import tempfile
 
 from ddl_jax.config import Config
-from ddl_jax.config.files import dump_config, from_settings, load_file, resumed, typed_settings
+from ddl_jax.config.files import dump_config, fields, from_settings, load_file, resumed
 from ddl_jax.data import Corpus
 from ddl_jax.errors import InputError, RunError
 
-WRITTEN = ("tokenizer.json", "data.json")  # before config.yaml, which marks a run as begun
+LOCK = ".ddl-run"  # says that the folder is ours; held by the process that trains in it
+BEFORE_THE_FIRST_STEP = ("config.yaml", "data.json", "tokenizer.json")
+AFTERWARDS = ("metrics.jsonl", "checkpoints")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a file so that it is there whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Writes a file so that it is there whole or not at all; raises RunError where that is impossible."""
+    temporary = None
     try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise RunError(f"writing {path} failed: {error.strerror}") from error
 
 
 class RunDirectory:
     """The folder of a run, held for this process alone. For a `with` statement.
+
+    What a start leaves behind that never came to its first step is cleared away; a folder that is not ours is not touched.
 
     Args:
         config: resolved.
@@ -45,63 +47,85 @@ class RunDirectory:
 
     def __init__(self, config: Config):
         self.path = Path(config.run_dir).expanduser()
-        self._created = not self.path.exists()
-        shown = f"run_dir {config.run_dir!r}"
+        self._shown = f"run_dir {config.run_dir!r}"
+        ours = (self.path / LOCK).exists()
+        foreign = [name for name in (*BEFORE_THE_FIRST_STEP, *AFTERWARDS) if (self.path / name).exists()]
+        if foreign and not ours and not self.begun:
+            raise InputError(f"{self._shown} holds {foreign[0]}, but is no run of ours; use another run_dir")
+        self._new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "a")  # noqa: SIM115, closed by __exit__
+            self._lock = open(self.path / LOCK, "a")  # noqa: SIM115, closed by __exit__
         except OSError as error:
-            raise InputError(f"{shown} cannot be written: {error.strerror}; use another run_dir") from None
+            reason = "is not a folder" if isinstance(error, FileExistsError) else f"cannot be written: {error.strerror}"
+            raise InputError(f"{self._shown} {reason}; use another run_dir") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
-            raise InputError(f"{shown} is in use by another process; use another run_dir, or wait") from None
-        self._config_file = self.path / "config.yaml"
-        self._metrics_file = self.path / "metrics.jsonl"
-        foreign = [name for name in (*WRITTEN, "metrics.jsonl", "checkpoints") if (self.path / name).exists()]
-        if foreign and not self.begun:
-            self._lock.close()
-            raise InputError(f"{shown} holds {foreign[0]} but no config.yaml, so no run of ours; use another run_dir")
+            raise InputError(f"{self._shown} is in use by another process; use another run_dir, or wait") from None
+        self._clear_leftovers()
 
     def __enter__(self) -> "RunDirectory":
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        if not self.begun:  # nothing half-written stays behind
-            for name in (".lock", *WRITTEN):
-                (self.path / name).unlink(missing_ok=True)
-            if self._created and not any(self.path.iterdir()):
-                self.path.rmdir()
+        self._clear_leftovers()
+        if not self.begun:
+            (self.path / LOCK).unlink(missing_ok=True)
+            for folder in self._new_folders:
+                if not any(folder.iterdir()):
+                    folder.rmdir()
         self._lock.close()
+
+    def _clear_leftovers(self) -> None:
+        for name in (*BEFORE_THE_FIRST_STEP, "metrics.jsonl"):
+            for partial in self.path.glob(f"{name}.*"):
+                partial.unlink()
+        if not self.begun:
+            for name in BEFORE_THE_FIRST_STEP:
+                (self.path / name).unlink(missing_ok=True)
+            if self.checkpoints.is_dir():
+                self.checkpoints.rmdir()
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of checkpoints, which may not exist yet."""
         return self.path / "checkpoints"
 
     @property
     def begun(self) -> bool:
-        """Whether a run has started here."""
-        return self._config_file.exists()
+        """Whether a run has come to its first step here."""
+        progress = (self.path / "metrics.jsonl").exists() or any(self.path.glob("checkpoints/*"))
+        return progress and (self.path / "config.yaml").exists()
 
     def settle(self, config: Config) -> Config:
         """The configuration to go on with: `config`, or where a run has begun, its own with what may change changed.
 
         Raises:
-            InputError: a run has begun here with another configuration.
+            InputError: a run has begun here with another configuration, or what it recorded is damaged.
         """
         if not self.begun:
             return config
-        recorded = from_settings(typed_settings(load_file(self._config_file))).resolve()
-        return resumed(recorded, config)
+        if self.checkpoints.exists() and not self.checkpoints.is_dir():
+            raise InputError(f"{self._shown}: checkpoints is not a folder; restore it, or use another run_dir")
+        settings = load_file(self.path / "config.yaml")
+        for key, _, _ in fields():
+            value = settings
+            for name in key.split("."):
+                if not isinstance(value, dict) or name not in value:
+                    raise InputError(f"{self._shown}: config.yaml lacks {key}; restore it, or use another run_dir")
+                value = value[name]
+        return resumed(from_settings(settings).resolve(), config)
 
     def begin(self, config: Config, corpus: Corpus) -> None:
         """Records the configuration and what the data is; on resuming, checks that the data is still the same.
 
         Raises:
-            InputError: the text or the tokenizer has changed since the run began.
+            InputError: the text or the tokenizer has changed since the run began, or the record is damaged.
         """
         data_file, tokenizer_file = self.path / "data.json", self.path / "tokenizer.json"
+        tokenizer = hashlib.sha256(tokenizer_file.read_bytes()).hexdigest() if tokenizer_file.exists() else None
         data = {
             "text_sha256": corpus.text_hash,
             "train_documents": corpus.train_documents,
@@ -109,38 +133,61 @@ class RunDirectory:
             "validation_documents": corpus.validation_documents,
             "validation_tokens": len(corpus.validation),
             "tokenizer": config.data.tokenizer,
-            "tokenizer_sha256": _sha256(tokenizer_file) if tokenizer_file.exists() else None,
+            "tokenizer_sha256": tokenizer,
         }
         if self.begun:
-            recorded = json.loads(data_file.read_text())
-            for name, value in data.items():
-                if recorded[name] != value:
-                    raise InputError(
-                        f"data.corpus {config.data.corpus!r} has another {name} ({value}) than when the run in "
-                        f"{self.path} began ({recorded[name]}); restore it, or use another run_dir"
-                    )
+            try:
+                recorded = json.loads(data_file.read_text(encoding="utf-8"))
+                changed = [name for name in data if recorded[name] != data[name]]
+            except (OSError, ValueError, KeyError, TypeError):
+                raise InputError(
+                    f"{self._shown}: data.json is missing or damaged; restore it, or use another run_dir"
+                ) from None
+            if changed:
+                name = changed[0]
+                raise InputError(
+                    f"data.corpus {config.data.corpus!r} has another {name} ({data[name]}) than when the run in "
+                    f"{self.path} began ({recorded[name]}); restore it, or use another run_dir"
+                )
         else:
             write_atomically(data_file, json.dumps(data, indent=2) + "\n")
-        write_atomically(self._config_file, dump_config(config))
+        write_atomically(self.path / "config.yaml", dump_config(config))
 
-    def keep_metrics_up_to(self, step: int) -> None:
-        """Drops the lines of steps that will be done again, and a last line that a crash cut short."""
-        if not self._metrics_file.exists():
-            return
-        kept = []
-        for line in self._metrics_file.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if record["step"] <= step:
-                kept.append(line + "\n")
-        write_atomically(self._metrics_file, "".join(kept))
+    def keep_metrics_up_to(self, step: int) -> int:
+        """Takes the lines of later steps out of metrics.jsonl: those steps will be done again.
+
+        Nothing is thrown away but a last line that a crash cut short: the lines go to metrics_redone.jsonl.
+
+        Returns:
+            How many lines were taken out.
+        """
+        file = self.path / "metrics.jsonl"
+        if not file.exists():
+            return 0
+        kept, redone = [], []
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            (kept if _step(line) <= step else redone).append(line)
+        if redone and not redone[-1].endswith("\n"):
+            redone.pop()
+        if redone:
+            with open(self.path / "metrics_redone.jsonl", "a", encoding="utf-8") as others:
+                others.writelines(redone)
+        write_atomically(file, "".join(kept))
+        return len(redone)
 
     def log(self, record: dict) -> None:
         """Appends one line to metrics.jsonl; raises RunError if it cannot be written."""
+        file = self.path / "metrics.jsonl"
         try:
-            with open(self._metrics_file, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            with open(file, "a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise RunError(f"writing {self._metrics_file} failed: {error.strerror}") from error
+            raise RunError(f"writing {file} failed: {error.strerror}") from error
+
+
+def _step(line: str) -> float:
+    """The step of a line of metrics; of a line that is none, infinity."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

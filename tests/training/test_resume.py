@@ -166,7 +166,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(straight, caps
     capsys.readouterr()
     assert train(resumed) == 0
     said = capsys.readouterr().out
-    assert "checkpoint of step 8 cannot be read" in said and "resumed at step 6" in said
+    assert "checkpoint 8 cannot be read, falling back to checkpoint 6" in said and "resumed at step 6" in said
     assert (Path(resumed.run_dir) / "damaged_checkpoints" / "8").is_dir()  # set aside, not deleted
     assert_same(config, resumed)
 
@@ -179,11 +179,11 @@ def test_with_no_readable_checkpoint_the_run_does_not_start_over(straight, capsy
         overwrite_with_noise(checkpoint)
     before = metrics(config)
     capsys.readouterr()
-    assert train(config) == 1
-    error = capsys.readouterr().err
-    assert "none of the checkpoints" in error and error.count("\n") == 1
-    assert metrics(config) == before
-    assert len(list((Path(config.run_dir) / "damaged_checkpoints").iterdir())) == 2
+    for _ in range(2):  # asking again does not help
+        assert train(config) == 1
+        error = capsys.readouterr().err
+        assert "none of the checkpoints" in error and error.count("\n") == 1
+        assert metrics(config) == before
 
 
 def test_a_failed_save_stops_the_run_with_the_reason(straight, tmp_path):

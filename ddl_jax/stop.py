@@ -1,6 +1,9 @@
-"""Stopping on request: SIGTERM or Ctrl-C asks, the loop saves and ends. A second Ctrl-C does not wait."""
+"""Stopping on request: SIGTERM or Ctrl-C asks, the work in hand is ended in good order. A second Ctrl-C does not wait."""
 
+import os
 import signal
+
+SAID = b"\nstopping in good order; Ctrl-C once more stops at once\n"
 
 
 class StopRequest:
@@ -18,6 +21,7 @@ class StopRequest:
 
     def _ask(self, number, frame) -> None:
         self.asked = True
+        os.write(2, SAID)  # print may not be called while another print is interrupted
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __exit__(self, *_) -> None:
