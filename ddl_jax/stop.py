@@ -1,4 +1,4 @@
-"""Stopping on request: SIGTERM or Ctrl-C asks, the work in hand is ended in good order. A second Ctrl-C does not wait."""
+"""Stopping on request: SIGTERM or Ctrl-C asks, the work in hand ends in good order. A second Ctrl-C does not wait."""
 
 import os
 import signal
@@ -22,7 +22,8 @@ class StopRequest:
     def _ask(self, number, frame) -> None:
         self.asked = True
         os.write(2, SAID)  # print may not be called while another print is interrupted
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():

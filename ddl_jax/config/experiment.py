@@ -3,7 +3,7 @@
 import dataclasses
 
 from ddl_jax.config.data import DataConfig
-from ddl_jax.config.rules import require, require_types
+from ddl_jax.config.rules import LARGEST_INT, require, require_types
 from ddl_jax.config.training import OptimizerConfig, TrainingConfig
 from ddl_jax.config.transformer import TransformerConfig
 
@@ -32,8 +32,12 @@ class Config:
         """Fills in what follows from other fields (model.vocab_size and the dtypes excepted); raises InputError."""
         require_types(self, "")
         require(self, "", "run_dir", bool(self.run_dir.strip()), "must name a folder", "e.g. 'runs/first'")
-        require(self, "", "seed", 0 <= self.seed < 2**32, "must lie in [0, 2**32)", "nearest: 0")
+        seed_fits, nearest = 0 <= self.seed < 2**32, min(max(self.seed, 0), 2**32 - 1)
+        require(self, "", "seed", seed_fits, "must lie in [0, 2**32)", f"nearest: {nearest}")
         model = self.model.resolve()
         training = self.training.resolve(model.layers)
+        most = LARGEST_INT // model.context_length
+        too_many = f"times model.context_length {model.context_length} is more tokens than can be counted"
+        require(training, "training", "batch_size", training.batch_size <= most, too_many, f"nearest: {most}")
         self.optimizer.validate(training.steps)
         return dataclasses.replace(self, model=model, data=self.data.resolve(), training=training)

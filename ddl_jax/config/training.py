@@ -13,7 +13,7 @@ class OptimizerConfig:
     Attributes:
         learning_rate: peak.
         warmup_steps: steps from 0 to the peak.
-        final_fraction: the last step's learning rate as a share of the peak.
+        final_fraction: what the learning rate has come down to after the last step, as a share of the peak.
         weight_decay: on weights, never on gains and biases.
         betas: AdamW's two decay rates.
         clip_norm: largest global norm of the gradient.

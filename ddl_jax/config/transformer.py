@@ -23,7 +23,8 @@ class TransformerConfig:
         vocab_size: rows of the embedding (the tokenizer's size, rounded up to a multiple of 64).
         qk_norm: RMSNorm with gain on queries and keys, after RoPE.
         logit_scale: `none`, or `mup`: logits times 1024 / width.
-        compute_dtype: of matrix products; `auto` is bfloat16 on a GPU and float32 elsewhere.
+        compute_dtype: of matrix products; `auto` is bfloat16 on a GPU and float32 elsewhere. A GPU multiplies float32
+            in TF32 unless jax_default_matmul_precision says otherwise.
         state_dtype: of the residual state; `auto` as above.
         residual: see `ResidualConfig`.
     """
@@ -44,6 +45,9 @@ class TransformerConfig:
         """Fills in what follows from other fields (vocab_size and dtypes excepted); raises InputError."""
         require_types(self, path)
         require_least(self, path, 1, "layers", "width", "heads", "head_dim", "context_length", "vocab_size")
+        for name, most in (("width", 2**20), ("vocab_size", 2**24)):
+            value = getattr(self, name)
+            require(self, path, name, value is None or value <= most, "is too large", f"nearest: {most}")
         config, derived = self, ""
         if config.head_dim is None:
             rule = f"is not divisible by {path}.heads {config.heads}"

@@ -73,11 +73,12 @@ def prepare(config: DataConfig, context_length: int, run_dir: Path) -> Corpus:
         train_documents=len(train),
         validation_documents=len(validation),
     )
-    for name, tokens in (("training", corpus.train), ("validation", corpus.validation)):
-        longest = len(tokens) - 1  # the last token is only ever a target
-        if context_length > longest:
-            raise InputError(
-                f"model.context_length {context_length} exceeds the {name} text ({len(tokens):,} tokens, the last of "
-                f"which is only predicted); nearest: {longest}"
-            )
+    sides = {"training": corpus.train, "validation": corpus.validation}
+    name = min(sides, key=lambda side: len(sides[side]))
+    longest = len(sides[name]) - 1  # the last token is only ever a target
+    if context_length > longest:
+        raise InputError(
+            f"model.context_length {context_length} exceeds the {name} text ({len(sides[name]):,} tokens, the last of "
+            f"which is only predicted); nearest: {longest}"
+        )
     return corpus

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-import uuid
 
 import numpy as np
 
+from ddl_jax.atomic import write_atomically
 from ddl_jax.config import DataConfig
 from ddl_jax.data.extras import package_folder
 from ddl_jax.errors import InputError
@@ -104,16 +104,10 @@ class SubwordTokenizer:
 
     def save(self, path: Path) -> None:
         """Writes a tokenizer.json that is never seen half-written; raises InputError where that is impossible."""
-        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(self._backend.to_str(pretty=True))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            write_atomically(path, self._backend.to_str(pretty=True))
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise InputError(
                 f"run_dir {str(path.parent)!r} cannot be written: {error.strerror}; use another run_dir"
             ) from error
@@ -140,7 +134,7 @@ def make_tokenizer(config: DataConfig, train_documents: list[str], run_dir: Path
         backend = _train(train_documents, config.vocabulary, setting)
     else:
         hint = f"a relative path starts at {os.getcwd()!r}; 'bytes', 'gpt2' and 'bpe' need no file"
-        backend = _open(Path(config.tokenizer).expanduser(), setting, hint)
+        backend = _open(Path(os.path.expanduser(config.tokenizer)), setting, hint)
     tokenizer = SubwordTokenizer(backend, setting)
     tokenizer.save(run_dir / FILE_NAME)
     return tokenizer

@@ -17,8 +17,8 @@ F32 = jnp.float32
 
 @jax.custom_vjp
 def read(state: State, weights: Weights) -> Features:
-    """x_i = Σ_j a_ji X_ji, in the state's dtype."""
-    return over_channels(weights.astype(F32), state).astype(state.dtype)
+    """x_i = Σ_j a_ji X_ji, in float32."""
+    return over_channels(weights.astype(F32), state)
 
 
 @jax.custom_vjp

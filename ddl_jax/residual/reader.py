@@ -54,7 +54,7 @@ class ChannelReader(nnx.Module):
         return jnp.einsum("u,jui->ji", self.pool[...], kernel, precision="highest")
 
     def __call__(self, state: State) -> Read:
-        return read(state, self.weights())
+        return read(state, self.weights()).astype(state.dtype)
 
 
 class TokenReader(nnx.Module):
@@ -69,9 +69,8 @@ class TokenReader(nnx.Module):
         self.pool = weight(jnp.full(config.value_channels, 1 / config.value_channels))
 
     def __call__(self, state: State) -> Read:
-        X = state.astype(jnp.float32)
         taps = self.pool[...][:, None] * self.taps[...]
-        return sum(delayed(read(X, tap), steps) for steps, tap in enumerate(taps)).astype(state.dtype)
+        return sum(delayed(read(state, tap), steps) for steps, tap in enumerate(taps)).astype(state.dtype)
 
 
 READERS = {"identity": IdentityReader, "channel": ChannelReader, "token": TokenReader}

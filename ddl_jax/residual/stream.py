@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
+from ddl_jax.errors import InputError
 from ddl_jax.parameters import at, stacked
 from ddl_jax.residual.costs import Costs, stream_costs
 from ddl_jax.residual.expansion import EXPANSIONS
@@ -52,6 +53,8 @@ class DeltaStream(nnx.Module):
     def __init__(
         self, config: ResidualConfig, *, width: int, sublayers: int, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32
     ):
+        if sublayers < 1:
+            raise InputError(f"sublayers {sublayers} must be at least 1; nearest: 1")
         config = config.resolve(width)
         self.config, self.width, self.sublayers, self.dtype = config, width, sublayers, dtype
         # Sublayer i reads with reader i; shared, the two sublayers of a block have one. The last is the final read.

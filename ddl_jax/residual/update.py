@@ -1,7 +1,6 @@
 """Updates: what one sublayer's output does to the residual state. The equations of the paper live in `DeltaUpdate`."""
 
 from flax import nnx
-from jax import lax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -11,6 +10,7 @@ from ddl_jax.residual.gate import Gate
 from ddl_jax.residual.reader import ChannelReader
 from ddl_jax.residual.value import Value
 from pallas_kernels import rewrite, rewrite_and_read
+from pallas_kernels.rewrite.xla import along, unit
 
 State = Float[Array, "batch tokens channels width"]
 Features = Float[Array, "batch tokens width"]
@@ -64,12 +64,10 @@ class DeltaUpdate(nnx.Module):
     def diagnostics(self, state: State, branch: Features, context: Features, x: Features) -> dict[str, Array]:
         """The gate β, ρ = ‖k‖², and the discrepancy ‖v − kᵀX‖ before and after the edit, each (B, T)."""
         h, v, β = self._edit(branch, context, x)
-        h = h.astype(jnp.float32)
-        k = h * lax.rsqrt(jnp.sum(h * h, axis=-1, keepdims=True) + self.epsilon**2)
+        k, _ = unit(h.astype(jnp.float32), self.epsilon)
 
         def discrepancy(state: State) -> Float[Array, "batch tokens"]:
-            readout = jnp.sum(k[:, :, None] * state.astype(jnp.float32), axis=-1)
-            return jnp.linalg.norm(v - readout, axis=-1)
+            return jnp.linalg.norm(v - along(k, state.astype(jnp.float32)), axis=-1)
 
         after = rewrite(state, h, v, β, epsilon=self.epsilon, erase=self.erase)
         return {

@@ -13,18 +13,22 @@ from ddl_jax.errors import RunError
 
 KEPT = 3  # newest checkpoints that stay on disk
 
-# Orbax logs each failure with its traceback before raising it. It is the exception that we report, in one line.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-_unraisable_hook = sys.unraisablehook
+
+def _quieten_storage() -> None:
+    """What the storage prints when a write fails: tracebacks around the one line that we print of the same error."""
+    logging.getLogger("absl").addFilter(_not_of_orbax)
+    if sys.unraisablehook is not _without_closed_loops:
+        _without_closed_loops.otherwise = sys.unraisablehook
+        sys.unraisablehook = _without_closed_loops  # for good: its threads go on for a while
+
+
+def _not_of_orbax(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR or "orbax" not in record.pathname
 
 
 def _without_closed_loops(unraisable) -> None:
     if "Event loop is closed" not in str(unraisable.exc_value):
-        _unraisable_hook(unraisable)
-
-
-# After a failed write, threads of its storage call back a loop that has ended: noise around the one line that matters.
-sys.unraisablehook = _without_closed_loops
+        _without_closed_loops.otherwise(unraisable)
 
 
 def _reason(error: Exception) -> str:
@@ -46,6 +50,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def __enter__(self) -> "Checkpoints":
+        _quieten_storage()
         return self
 
     def __exit__(self, kind, error, trace) -> None:
@@ -69,7 +74,8 @@ class Checkpoints:
         """
         if step in self._manager.all_steps():
             return
-        self._attempt(lambda: self._manager.save(step, args=ocp.args.Composite(state=ocp.args.StandardSave(state))))
+        arguments = ocp.args.Composite(state=ocp.args.StandardSave(state))
+        self._attempt(lambda: self._manager.save(step, args=arguments, force=True))
 
     def wait(self) -> None:
         """Waits until what was begun is on disk; raises RunError if that failed."""

@@ -1,6 +1,6 @@
 """How long the logged intervals take, and the speed that follows."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 import contextlib
 import time
 
@@ -16,9 +16,12 @@ PEAK_FLOPS = {"NVIDIA H200": 989e12}
 class Clock:
     """Times the intervals between logged steps. Speed leaves out what is paused: evaluations and the start of saves."""
 
-    def __init__(self, config: Config, step: int):
+    def __init__(self, config: Config, step: int, devices: Collection[jax.Device]):
         self.tokens_per_step = config.training.batch_size * config.model.context_length
         self._flops_per_token = flops_per_token(config.model)
+        bf16 = config.model.compute_dtype == "bfloat16"
+        peaks = [PEAK_FLOPS[device.device_kind] for device in devices if bf16 and device.device_kind in PEAK_FLOPS]
+        self._peak = sum(peaks) if len(peaks) == len(devices) else None
         self._begin(step)
 
     def _begin(self, step: int) -> None:
@@ -36,6 +39,5 @@ class Clock:
         seconds = time.monotonic() - self._begun
         speed = (step - self._step) * self.tokens_per_step / max(seconds - self._paused, 1e-9)
         self._begin(step)
-        peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
-        mfu = {"mfu": speed * self._flops_per_token / (peak * jax.device_count())} if peak else {}
+        mfu = {"mfu": speed * self._flops_per_token / self._peak} if self._peak else {}
         return {"seconds": seconds, "tokens_per_second": speed} | mfu

@@ -35,16 +35,25 @@ class Health:
         if all(map(math.isfinite, values.values())):
             self._recent.append(values["grad_norm"])
             return
-        raise Diverged(f"step {step}: {_broken(values)}; likely cause: {self._cause(values)}; {self._kept()}")
+        raise Diverged(f"step {step}: {_broken(values)}; likely cause: {self._cause(step, values)}; {self._kept()}")
 
-    def _cause(self, values: dict) -> str:
+    def check_validation(self, step: int, loss: float, learning_rate: float) -> None:
+        """Raises Diverged where the parameters after `step` give a validation loss that is not finite."""
+        if not math.isfinite(loss):
+            values = {"loss": loss, "grad_norm": 0.0, "learning_rate": learning_rate}
+            cause = self._cause(step, values)
+            raise Diverged(f"step {step}: the validation loss is {loss}; likely cause: {cause}; {self._kept()}")
+
+    def _cause(self, step: int, values: dict) -> str:
         rate = values["learning_rate"]
         slower = (
             f"lower optimizer.learning_rate (now {rate:.2e} in the schedule) or more optimizer.warmup_steps, "
             "in another run_dir"
         )
-        if not self._recent:
+        if step == 1:
             return f"the very first update; the data or the initial parameters are not finite, or try {slower}"
+        if not self._recent:
+            return f"the state that was resumed; try {slower}"
         typical = sorted(self._recent)[len(self._recent) // 2]
         if self._recent[-1] > 3 * typical:
             last = self._recent[-1]

@@ -71,6 +71,9 @@ class _Run:
 
     def train(self) -> int:
         config, say = self.config, self.console.print
+        if self.stop:
+            say("Stopped on request before the first step.")
+            return STOPPED
         self.graph = model_graph(config)
         with Checkpoints(self.run.checkpoints, say) as self.checkpoints:
             state = self.checkpoints.restore(abstract_state(config))
@@ -113,9 +116,17 @@ class _Run:
         batches = train_batches(
             self.corpus.train, config.model.context_length, training.batch_size, config.seed, start, config.data.workers
         )
-        clock = Clock(config, start)
         step = start
+
+        def save() -> None:
+            health.settle()
+            # Finite parameters can still give a loss that is not: such a state must not become the last good one.
+            probe = float(nats(state.parameters, validation[0]))
+            health.check_validation(step, probe, float(metrics["learning_rate"]) if step > start else 0.0)
+            self.checkpoints.save(step, state)
+
         with batches as batches, Display(training.steps, start, self.console) as display:
+            clock = Clock(config, start, state.step.devices())
             while step < training.steps and not self.stop:
                 state, metrics = train_step(state, Batch(**next(batches)))
                 step += 1
@@ -132,22 +143,21 @@ class _Run:
                         if evaluates:
                             nats_now = functools.partial(nats, state.parameters)
                             result = validate(nats_now, validation, byte_lengths)
+                            health.check_validation(step, result.loss, record["learning_rate"])
                             record["validation_loss"] = result.loss
                             record["validation_bits_per_byte"] = result.bits_per_byte
                     record |= clock.lap(step)
                     self.log.write(record)
                     display.logged(record)
                 if last or step % training.checkpoint_every == 0:
-                    health.settle()
                     with clock.paused():
-                        self.checkpoints.save(step, state)
-            health.settle()
-            self.checkpoints.save(step, state)
+                        save()
+            save()
         return (STOPPED if step < training.steps else DONE), step
 
     def _kept(self) -> str:
         newest = self.checkpoints.newest
-        return f"the last good checkpoint is step {newest}" if newest else "no checkpoint had been saved yet"
+        return "no checkpoint had been saved yet" if newest is None else f"the last good checkpoint is step {newest}"
 
     def _greet(self, state: TrainState, start: int) -> None:
         config, corpus, device = self.config, self.corpus, jax.devices()[0]

@@ -12,7 +12,9 @@ CHUNK = 1024  # tokens; at the paper's vocabulary a chunk's float32 logits take 
 
 @jax.custom_vjp
 def cross_entropy(
-    features: Float[Array, "tokens width"], weight: Float[Array, "vocab width"], targets: Int[Array, "tokens"]
+    features: Float[Array, "*sequences tokens width"],
+    weight: Float[Array, "vocab width"],
+    targets: Int[Array, "*sequences tokens"],
 ) -> Float[Array, ""]:
     """Sum over tokens of −log softmax(features · weightᵀ)[target], in nats; targets of −1 are left out.
 
@@ -27,12 +29,21 @@ def cross_entropy(
 
 
 def _chunks(features, targets):
-    count = -(-features.shape[0] // CHUNK)
-    size = -(-features.shape[0] // count)
-    padding = count * size - features.shape[0]
-    features = jnp.pad(features, ((0, padding), (0, 0)))
-    targets = jnp.pad(targets, (0, padding), constant_values=NO_TARGET)
-    return features.reshape(count, size, -1), targets.reshape(count, size)
+    """(chunks, tokens of a chunk, …), cut along each sequence: sharded sequences stay where they are."""
+    *sequences, tokens, width = features.shape
+    count = min(-(-targets.size // CHUNK), tokens)
+    size = -(-tokens // count)
+    padding = [(0, 0)] * len(sequences) + [(0, count * size - tokens)]
+    features = jnp.pad(features, [*padding, (0, 0)]).reshape(*sequences, count, size, width)
+    targets = jnp.pad(targets, padding, constant_values=NO_TARGET).reshape(*sequences, count, size)
+    return jnp.moveaxis(features, -3, 0).reshape(count, -1, width), jnp.moveaxis(targets, -2, 0).reshape(count, -1)
+
+
+def _joined(chunks, shape):
+    """The opposite of `_chunks` for features: padding away, back to (*sequences, tokens, width)."""
+    *sequences, tokens, width = shape
+    chunks = chunks.reshape(chunks.shape[0], *sequences, -1, width)
+    return jnp.moveaxis(chunks, 0, -3).reshape(*sequences, -1, width)[..., :tokens, :]
 
 
 def _chunk_nats(features, targets, weight):
@@ -56,8 +67,7 @@ def _forward(features, weight, targets):
 
     start = (jnp.float32(0), jnp.zeros(weight.shape, jnp.float32))
     (total, d_weight), d_features = jax.lax.scan(add_chunk, start, _chunks(features, targets))
-    d_features = d_features.reshape(-1, features.shape[1])[: features.shape[0]]
-    return total, (d_features, d_weight.astype(weight.dtype))
+    return total, (_joined(d_features, features.shape), d_weight.astype(weight.dtype))
 
 
 def _backward(saved, d_total):

@@ -8,7 +8,7 @@ from ddl_jax.config import OptimizerConfig
 
 
 def learning_rate_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Linear from 0 to the peak over the warm-up, then cosine to `final_fraction` of it at the last step."""
+    """Linear from 0 to the peak over the warm-up, then cosine to `final_fraction` of it after the last step."""
     return optax.schedules.warmup_cosine_decay_schedule(
         init_value=0.0,
         peak_value=config.learning_rate,

@@ -5,8 +5,8 @@ import hashlib
 import json
 import os
 from pathlib import Path
-import tempfile
 
+from ddl_jax.atomic import write_atomically
 from ddl_jax.config import Config
 from ddl_jax.config.files import dump_config, fields, from_settings, load_file, resumed
 from ddl_jax.data import Corpus
@@ -17,26 +17,18 @@ BEFORE_THE_FIRST_STEP = ("config.yaml", "data.json", "tokenizer.json")
 AFTERWARDS = ("metrics.jsonl", "checkpoints")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file so that it is there whole or not at all; raises RunError where that is impossible."""
-    temporary = None
+def _write(path: Path, text: str) -> None:
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        write_atomically(path, text)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise RunError(f"writing {path} failed: {error.strerror}") from error
 
 
 class RunDirectory:
     """The folder of a run, held for this process alone. For a `with` statement.
 
-    What a start leaves behind that never came to its first step is cleared away; a folder that is not ours is not touched.
+    What a start leaves behind that never came to its first step is cleared away; a folder that is not ours stays as it
+    is.
 
     Args:
         config: resolved.
@@ -46,14 +38,14 @@ class RunDirectory:
     """
 
     def __init__(self, config: Config):
-        self.path = Path(config.run_dir).expanduser()
+        self.path = Path(os.path.expanduser(config.run_dir))
         self._shown = f"run_dir {config.run_dir!r}"
-        ours = (self.path / LOCK).exists()
-        foreign = [name for name in (*BEFORE_THE_FIRST_STEP, *AFTERWARDS) if (self.path / name).exists()]
-        if foreign and not ours and not self.begun:
-            raise InputError(f"{self._shown} holds {foreign[0]}, but is no run of ours; use another run_dir")
-        self._new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         try:
+            ours = (self.path / LOCK).exists()
+            foreign = [name for name in (*BEFORE_THE_FIRST_STEP, *AFTERWARDS) if (self.path / name).exists()]
+            if foreign and not ours and not self.begun:
+                raise InputError(f"{self._shown} holds {foreign[0]}, but is no run of ours; use another run_dir")
+            self._new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / LOCK, "a")  # noqa: SIM115, closed by __exit__
         except OSError as error:
@@ -80,7 +72,7 @@ class RunDirectory:
 
     def _clear_leftovers(self) -> None:
         for name in (*BEFORE_THE_FIRST_STEP, "metrics.jsonl"):
-            for partial in self.path.glob(f"{name}.*"):
+            for partial in self.path.glob(f"{name}.*.partial"):
                 partial.unlink()
         if not self.begun:
             for name in BEFORE_THE_FIRST_STEP:
@@ -150,8 +142,8 @@ class RunDirectory:
                     f"{self.path} began ({recorded[name]}); restore it, or use another run_dir"
                 )
         else:
-            write_atomically(data_file, json.dumps(data, indent=2) + "\n")
-        write_atomically(self.path / "config.yaml", dump_config(config))
+            _write(data_file, json.dumps(data, indent=2) + "\n")
+        _write(self.path / "config.yaml", dump_config(config))
 
     def keep_metrics_up_to(self, step: int) -> int:
         """Takes the lines of later steps out of metrics.jsonl: those steps will be done again.
@@ -172,7 +164,7 @@ class RunDirectory:
         if redone:
             with open(self.path / "metrics_redone.jsonl", "a", encoding="utf-8") as others:
                 others.writelines(redone)
-        write_atomically(file, "".join(kept))
+        _write(file, "".join(kept))
         return len(redone)
 
     def log(self, record: dict) -> None:
@@ -180,7 +172,7 @@ class RunDirectory:
         file = self.path / "metrics.jsonl"
         try:
             with open(file, "a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record) + "\n")
+                lines.write(json.dumps(record, allow_nan=False) + "\n")
         except OSError as error:
             raise RunError(f"writing {file} failed: {error.strerror}") from error
 

@@ -48,8 +48,7 @@ def init_state(config: Config) -> TrainState:
 
 def total_nats(model: Transformer, batch: Batch, *, unroll: int = 1) -> Float[Array, ""]:
     """The sum over the batch's counted targets of the negative log-likelihood, in nats."""
-    features = model.features(batch.tokens, unroll=unroll)
-    return cross_entropy(features.reshape(-1, features.shape[-1]), model.head_weight(), batch.targets.reshape(-1))
+    return cross_entropy(model.features(batch.tokens, unroll=unroll), model.head_weight(), batch.targets)
 
 
 def make_train_step(graph: nnx.GraphDef, config: Config):

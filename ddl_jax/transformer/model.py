@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ddl_jax.config import TransformerConfig
+from ddl_jax.errors import InputError
 from ddl_jax.parameters import at, normal, stacked
 from ddl_jax.residual import DeltaStream
 from ddl_jax.transformer.block import Block
@@ -32,6 +33,8 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         config = config.resolve()
+        if config.vocab_size is None:
+            raise InputError("model.vocab_size null must be given where there is no tokenizer to take it from")
         dtype = dtype_of(config.compute_dtype)
         self.config = config
         # The stream is made last: models that differ only in it start from the same other parameters.
@@ -49,7 +52,9 @@ class Transformer(nnx.Module):
 
     def features(self, tokens: Int[Array, "batch tokens"], *, unroll: int = 1) -> Float[Array, "batch tokens width"]:
         """The normalised features that the head reads, in the compute dtype."""
-        stream = self.stream
+        stream, longest = self.stream, self.config.context_length
+        if tokens.shape[1] > longest:
+            raise InputError(f"a sequence of {tokens.shape[1]} tokens exceeds model.context_length {longest}")
         state = stream.expand(self.embedding[...][tokens])
         connections = jax.tree.map(lambda p: p.reshape(-1, SUBLAYERS, *p.shape[1:]), stream.connections())
 

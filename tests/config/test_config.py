@@ -32,7 +32,7 @@ BROKEN_RULES = [
     ({"run_dir": " "}, "run_dir ' ' must name a folder; e.g. 'runs/first'"),
     ({"run_dir": "a\nb"}, r"run_dir 'a\nb' must be printable text"),
     ({"seed": -1}, "seed -1 must lie in [0, 2**32); nearest: 0"),
-    ({"seed": 2**32}, "seed 4294967296 must lie in [0, 2**32); nearest: 0"),
+    ({"seed": 2**32}, "seed 4294967296 must lie in [0, 2**32); nearest: 4294967295"),
     ({"seed": True}, "seed true must be an integer"),
     ({"model.layers": 0}, "model.layers 0 must be at least 1; nearest: 1"),
     ({"model.layers": 2**31}, "model.layers 2147483648 is too large; nearest: 2147483647"),

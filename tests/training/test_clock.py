@@ -24,7 +24,7 @@ def config() -> Config:
 
 
 def test_pauses_count_as_seconds_but_not_against_speed(time):
-    watch = clock.Clock(config(), step=10)
+    watch = clock.Clock(config(), 10, [Unknown()])
     time[0] += 2
     with watch.paused():
         time[0] += 6
@@ -34,16 +34,26 @@ def test_pauses_count_as_seconds_but_not_against_speed(time):
     assert watch.lap(16) == {"seconds": 1, "tokens_per_second": 8 * 16}
 
 
-def test_mfu_only_where_the_peak_is_known(time, monkeypatch):
-    class H200:
-        device_kind = "NVIDIA H200"
+class H200:
+    device_kind = "NVIDIA H200"
 
-    monkeypatch.setattr(clock.jax, "devices", lambda: [H200()])
-    monkeypatch.setattr(clock.jax, "device_count", lambda: 1)
-    watch = clock.Clock(config(), step=0)
-    time[0] += 1
-    lap = watch.lap(4)
-    assert lap["mfu"] == lap["tokens_per_second"] * flops_per_token(config().model) / 989e12
+
+class Unknown:
+    device_kind = "cpu"
+
+
+def test_mfu_counts_the_devices_in_use_and_only_known_peaks(time):
+    def lap(dtype, devices):
+        bf16 = dataclasses.replace(config(), model=dataclasses.replace(config().model, compute_dtype=dtype))
+        watch = clock.Clock(bf16, 0, devices)
+        time[0] += 1
+        return watch.lap(4)
+
+    for count in (1, 4):
+        known = lap("bfloat16", [H200()] * count)
+        assert known["mfu"] == known["tokens_per_second"] * flops_per_token(config().model) / (989e12 * count)
+    for dtype, devices in (("float32", [H200()]), ("bfloat16", [Unknown()]), ("bfloat16", [H200(), Unknown()])):
+        assert "mfu" not in lap(dtype, devices)
 
 
 def test_durations_read_as_people_say_them():

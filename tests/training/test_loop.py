@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 import shutil
 import signal
@@ -15,12 +16,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ddl_jax import data, evaluation
 from ddl_jax.config import ResidualConfig
 from ddl_jax.config.files import dump_config
 from ddl_jax.errors import InputError
 from ddl_jax.training import loop, train
-from ddl_jax.training.run_directory import LOCK
+from ddl_jax.training.run_directory import LOCK, RunDirectory
 from tests.training.runs import ROOT, final_state, metrics, settled, tiny_config
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """These tests train tiny models many times over, and most of that is compilation. (Those of resuming do not.)"""
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for processes that a test starts
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+    del os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"]
 
 
 def test_the_run_directory_is_that_of_the_contract(tmp_path, capsys):
@@ -54,6 +66,74 @@ def test_a_bpe_run_keeps_its_tokenizer(tmp_path):
     file.write_text(file.read_text().replace('"a"', '"ä"'))
     with pytest.raises(InputError, match="tokenizer"):
         train(config)
+
+
+def test_the_loop_uses_the_held_out_text_its_bytes_and_the_workers_asked_for(tmp_path, monkeypatch):
+    """'Validation jumped', 'a flag read in one code path only': what the loop hands on, recorded."""
+    seen = {}
+
+    def validation_batches(tokens, *arguments):
+        seen["validation"] = tokens
+        return data.validation_batches(tokens, *arguments)
+
+    def train_batches(tokens, *arguments):
+        seen["train"], seen["workers"] = tokens, arguments[-1]
+        return data.train_batches(tokens, *arguments[:-1])
+
+    def validate(nats, batches, byte_lengths):
+        seen["byte_lengths"] = byte_lengths
+        seen["batches"] = [*seen.get("batches", []), batches]
+        return evaluation.validate(nats, batches, byte_lengths)
+
+    for replacement in (validation_batches, train_batches, validate):
+        monkeypatch.setattr(loop, replacement.__name__, replacement)
+    config = tiny_config(tmp_path, steps=5, evaluate_every=2)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, workers=3))
+    assert train(config) == 0
+    corpus = data.prepare(config.data, 16, Path(config.run_dir))
+    np.testing.assert_array_equal(seen["train"], corpus.train)
+    np.testing.assert_array_equal(seen["validation"], corpus.validation)
+    np.testing.assert_array_equal(seen["byte_lengths"], [1] * 256 + [0] * 64)  # a separator is no text
+    assert seen["workers"] == 3
+    assert len(seen["batches"]) == 3 and all(batches is seen["batches"][0] for batches in seen["batches"])
+    assert [record["step"] for record in metrics(config) if "validation_loss" in record] == [2, 4, 5]  # the last, too
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    config = tiny_config(tmp_path, steps=5)
+    assert train(config) == 0
+    (file,) = (Path(config.run_dir) / "tensorboard").iterdir()
+    events = file.read_bytes()
+    assert all(name.encode() in events for name in metrics(config)[-1].keys() - {"step"})
+
+
+def test_a_finite_state_with_a_loss_that_is_not_is_never_saved(tmp_path, monkeypatch, capsys):
+    """Finite parameters, finite gradients, and yet the next forward pass overflows."""
+    config = tiny_config(tmp_path, checkpoint_every=1)
+    make = loop.make_evaluation_step
+
+    def overflowing(graph, config):
+        step = make(graph, config)
+        return lambda parameters, batch: step(parameters, batch) + jnp.where(broken[0], jnp.nan, 0.0)
+
+    broken = [False]
+    monkeypatch.setattr(loop, "make_evaluation_step", overflowing)
+    monkeypatch.setattr(
+        loop.jax, "jit", lambda f, **options: f if "donate_argnums" not in options else jit(f, **options)
+    )
+    log = RunDirectory.log
+
+    def log_and_break(run, record):
+        log(run, record)
+        broken[0] = record["step"] == 4
+
+    monkeypatch.setattr(RunDirectory, "log", log_and_break)
+    assert train(config) == 4
+    error = capsys.readouterr().err
+    assert "step 4: the validation loss is nan" in error and "the last good checkpoint is step 3" in error
+
+
+jit = jax.jit
 
 
 def test_every_kind_learns(tmp_path):
