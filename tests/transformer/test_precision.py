@@ -13,8 +13,8 @@ from ddl_jax.training.loss import CHUNK, cross_entropy
 from ddl_jax.transformer.attention import rope_angles, rotate
 from ddl_jax.transformer.norm import RMSNorm
 
-# What rounding the input once to bfloat16 may cost is nothing here: the oracle gets the rounded input, too. Arithmetic in
-# bfloat16 would show as errors of about 2⁻⁹ = 2e-3; float32 sums of these lengths stay below 1e-5.
+# The oracle gets the rounded input, too, so that its rounding costs nothing. Arithmetic in bfloat16 would show as errors
+# of about 2⁻⁹ = 2e-3; float32 sums of these lengths stay below 1e-5.
 RELATIVE = 1e-5
 
 
