@@ -13,7 +13,7 @@ from ddl_jax.training.loss import CHUNK, cross_entropy
 from ddl_jax.transformer.attention import rope_angles, rotate
 from ddl_jax.transformer.norm import RMSNorm
 
-# The oracle gets the rounded input, too, so that its rounding costs nothing. Arithmetic in bfloat16 would show as errors
+# The oracle gets the rounded input, so that its rounding costs nothing. Arithmetic in bfloat16 would show as errors
 # of about 2⁻⁹ = 2e-3; float32 sums of these lengths stay below 1e-5.
 RELATIVE = 1e-5
 
