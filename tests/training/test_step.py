@@ -108,6 +108,15 @@ def test_the_loss_falls_on_a_fixed_batch_and_every_parameter_moves(kind):
         assert np.max(np.abs(before[...] - after)) > 1e-3, path
 
 
+def test_the_parameter_norm_is_that_of_the_new_parameters():
+    config = configuration(rate=1.0)
+    state = first_state(config)
+    for _ in range(2):  # the first step has learning rate 0
+        state, metrics = compiled(config)(state, batch())
+    squares = sum(float(np.sum(np.square(leaf, dtype=np.float64))) for leaf in jax.tree.leaves(state.parameters))
+    np.testing.assert_allclose(metrics["parameter_norm"], squares**0.5, rtol=1e-6)
+
+
 def test_the_learning_rate_is_that_of_the_step_being_taken():
     config = configuration()
     step, state = compiled(config), first_state(config)
