@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 import shutil
 import sys
+import threading
 
 import jax
 import orbax.checkpoint as ocp
@@ -47,6 +48,8 @@ class Checkpoints:
         self._say = say
         self._directory = directory.absolute()
         options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=True)
+        self._watch: threading.Thread | None = None  # waits for the save under way; Orbax tells of failures only there
+        self._failure: Exception | None = None
         self._manager = ocp.CheckpointManager(self._directory, options=options)
 
     def __enter__(self) -> "Checkpoints":
@@ -72,24 +75,32 @@ class Checkpoints:
         Raises:
             RunError: this save, or the one before it, failed.
         """
+        self.wait()
         if step in self._manager.all_steps():
             return
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(state))
         self._attempt(lambda: self._manager.save(step, args=arguments, force=True))
+        self._watch = threading.Thread(target=self._attempt, args=[self._manager.wait_until_finished], daemon=True)
+        self._watch.start()
+        self.check()
 
     def wait(self) -> None:
         """Waits until what was begun is on disk; raises RunError if that failed."""
-        self._attempt(self._manager.wait_until_finished)
+        if self._watch is not None:
+            self._watch.join()
+        self.check()
 
     def check(self) -> None:
-        """Raises RunError if a save in the background has failed."""
-        self._attempt(self._manager.check_for_errors)
+        """Raises RunError if a save has failed, also one in the background."""
+        if self._failure is not None:
+            reason = f"saving a checkpoint in {self._directory} failed: {_reason(self._failure)}"
+            raise RunError(reason) from self._failure
 
     def _attempt(self, action: Callable) -> None:
         try:
             action()
         except Exception as error:  # whatever the storage underneath raises
-            raise RunError(f"saving a checkpoint in {self._directory} failed: {_reason(error)}") from error
+            self._failure = error
 
     def restore(self, abstract):
         """The newest readable state, or None where there is no checkpoint at all.
