@@ -18,6 +18,7 @@ KEPT = 3  # newest checkpoints that stay on disk
 def _quieten_storage() -> None:
     """What the storage prints when a write fails: tracebacks around the one line that we print of the same error."""
     logging.getLogger("absl").addFilter(_not_of_orbax)
+    logging.getLogger("asyncio").addFilter(_not_an_abandoned_task)
     if sys.unraisablehook is not _without_closed_loops:
         _without_closed_loops.otherwise = sys.unraisablehook
         sys.unraisablehook = _without_closed_loops  # for good: its threads go on for a while
@@ -25,6 +26,10 @@ def _quieten_storage() -> None:
 
 def _not_of_orbax(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR or "orbax" not in record.pathname
+
+
+def _not_an_abandoned_task(record: logging.LogRecord) -> bool:
+    return "exception was never retrieved" not in record.getMessage()
 
 
 def _without_closed_loops(unraisable) -> None:
