@@ -1,0 +1,70 @@
+"""Compiles for H200s on a machine without a GPU, from a description of one."""
+
+from collections.abc import Callable
+import functools
+import importlib.resources
+import importlib.util
+import math
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled
+import numpy as np
+
+GPUS_PER_HOST = 8
+
+
+class MissingExtra(ImportError):
+    """A package of the extra h200 is not installed."""
+
+
+def mesh(axes: dict[str, int], axis_types: tuple[AxisType, ...] | None = None) -> Mesh:
+    """A mesh of H200s to compile for, eight to a host.
+
+    Args:
+        axes: the size of each axis, by its name.
+        axis_types: one for each axis; all `Auto` if left out.
+
+    Raises:
+        MissingExtra: the CUDA plugin of jax is not installed.
+        ValueError: more than eight devices that do not fill their hosts.
+    """
+    devices = _devices(math.prod(axes.values()))
+    return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes), axis_types=axis_types)
+
+
+def compile_for(function: Callable, *arguments: Any) -> Compiled:
+    """Compiles a function for the H200s that its arguments are placed on; nothing runs, no GPU is needed.
+
+    Args:
+        function: of `arguments`.
+        arguments: trees of `jax.ShapeDtypeStruct`s, with shardings over a `mesh`; those without are put on one H200.
+
+    Raises:
+        MissingExtra: the CUDA plugin of jax is not installed.
+    """
+    return lower_for(function, *arguments).compile()
+
+
+def lower_for(function: Callable, *arguments: Any) -> jax.stages.Lowered:
+    """`compile_for`, up to the program that XLA gets."""
+    leaves, tree = jax.tree.flatten(arguments)
+    if all(leaf.sharding is None for leaf in leaves):
+        alone = NamedSharding(mesh({"device": 1}), PartitionSpec())
+        arguments = tree.unflatten(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=alone) for leaf in leaves)
+    jitted = function if hasattr(function, "trace") else jax.jit(function)
+    return jitted.trace(*arguments).lower(lowering_platforms=("cuda",))
+
+
+@functools.cache
+def _devices(count: int) -> list[jax.Device]:
+    if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+        raise MissingExtra("compiling for an H200 needs jax's CUDA 13 plugin: pip install -e '.[h200]'")
+    if count > GPUS_PER_HOST and count % GPUS_PER_HOST:
+        raise ValueError(f"{count} devices do not fill hosts of {GPUS_PER_HOST}")
+    description = importlib.resources.files("pallas_kernels").joinpath("h200.txtpb").read_text()
+    hosts = max(1, count // GPUS_PER_HOST)
+    topology = f"1x{hosts}x{count // hosts}"  # slices, hosts, devices
+    return topologies.get_topology_desc("h200", platform="cuda", target_config=description, topology=topology).devices

@@ -1,0 +1,409 @@
+"""Counts the bytes that a Mosaic GPU kernel moves between the GPU's memory and the chip, from the kernel's own copies.
+
+The kernel's jaxpr is run for all programs of the grid at once: integer and boolean scalars (program indices, loop
+counters, predicates) have their real values, one per program; arrays and floating-point scalars are unknown. Every copy
+between global and shared memory then counts its bytes once per program that reaches it, and so does every direct access
+to global memory. What could hide a copy and is not understood raises `NotImplementedError`; nothing is skipped.
+
+The cache is not modelled: what every program loads again (the reader's weights) counts every time.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.extend.core import Literal
+import numpy as np
+
+from pallas_kernels.scalars import evaluate, is_index
+from pallas_kernels.schedule import Event, bytes_in_flight
+
+UNKNOWN = None  # in place of the value of an array or a floating-point scalar
+
+# Have effects, and move nothing between global memory and the chip.
+_HARMLESS = frozenset({
+    "commit_smem", "commit_group", "wait_smem_to_gmem", "set_max_registers", "layout_cast", "optimization_barrier",
+    "wgmma", "wgmma_ref", "wgmma_wait", "wgmma_accumulator_deref", "debug_print", "print_layout",
+})  # fmt: skip
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call"})
+_OUTER_CALLS = _CALLS | {"custom_vjp_call", "custom_vmap_call", "shard_map"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """What the kernels of a function move, on one device.
+
+    Attributes:
+        loaded: bytes from memory to the chip.
+        stored: bytes from the chip to memory.
+        per_operand: (loaded, stored) of each input and output of the kernels, by its place: `input 0`, `output 1`.
+        in_flight: bytes that one block has asked for and not yet waited for while it computes; see
+            `schedule.bytes_in_flight`. Of a function's kernels, that which moves the most.
+    """
+
+    loaded: int
+    stored: int
+    per_operand: dict[str, tuple[int, int]]
+    in_flight: int
+
+    @property
+    def moved(self) -> int:
+        """Bytes moved in both directions."""
+        return self.loaded + self.stored
+
+
+def bytes_moved(function: Callable, *arguments: Any) -> Traffic:
+    """Counts what every Mosaic GPU kernel in `function` moves; what XLA's own kernels move is not included.
+
+    Args:
+        function: of `arguments`.
+        arguments: arrays or `jax.ShapeDtypeStruct`s; nothing runs.
+
+    Raises:
+        ValueError: there is no Mosaic GPU kernel in it.
+        NotImplementedError: something in it could move bytes in a way that this does not understand, or how often it
+            moves them depends on data.
+    """
+    kernels = []
+    _find(jax.make_jaxpr(function)(*arguments).jaxpr, 1, kernels)
+    if not kernels:
+        raise ValueError(f"{getattr(function, '__name__', function)} contains no Mosaic GPU kernel")
+    loaded, stored, per_operand = 0, 0, {}
+    runs = [(_Kernel(equation), times) for equation, times in kernels]
+    for kernel, times in runs:
+        for operand in kernel.operands:
+            before = per_operand.get(operand.name, (0, 0))
+            per_operand[operand.name] = (before[0] + times * operand.loaded, before[1] + times * operand.stored)
+            loaded, stored = loaded + times * operand.loaded, stored + times * operand.stored
+    largest = max((kernel for kernel, _ in runs), key=lambda kernel: sum(o.loaded + o.stored for o in kernel.operands))
+    return Traffic(loaded, stored, per_operand, bytes_in_flight(largest.events))
+
+
+def _find(jaxpr, times: int, kernels: list) -> None:
+    """Appends (equation, how often it runs) for each kernel in a jaxpr."""
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        if name == "mpmd_map":
+            kernels.append((equation, times))
+        elif inner := list(_inner(params)):
+            before = len(kernels)
+            for body in inner:
+                _find(body, times * params["length"] if name == "scan" else times, kernels)
+            if len(kernels) > before and name not in _OUTER_CALLS | {"scan"}:
+                raise NotImplementedError(f"how often {name} runs the kernel inside it is not known")
+
+
+def _inner(params: dict):
+    for value in params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            one = getattr(one, "jaxpr", one)
+            if hasattr(one, "eqns"):
+                yield one
+
+
+@dataclasses.dataclass(eq=False)
+class _Ref:
+    """A buffer in global or shared memory, or a group of barriers."""
+
+    name: str
+    aval: Any
+    loaded: int = 0
+    stored: int = 0
+
+    @property
+    def is_global(self) -> bool:
+        return self.aval.memory_space == plgpu.GMEM
+
+
+class _Kernel:
+    """One kernel, run for all programs at once; afterwards `operands` and `events` hold what was counted."""
+
+    def __init__(self, equation):
+        (mesh,), (jaxpr,) = equation.params["meshes"], equation.params["jaxprs"]
+        if not isinstance(mesh, plgpu.Mesh):
+            raise NotImplementedError(f"a kernel over {type(mesh).__name__}")
+        blocks = [*zip(mesh.grid_names, mesh.grid, strict=True), *zip(mesh.cluster_names, mesh.cluster, strict=True)]
+        threads = [(mesh.thread_name, mesh.num_threads)] if mesh.num_threads else []
+        self.axes = {}
+        sizes = [size for _, size in blocks + threads]
+        for (axis, _), index in zip(blocks + threads, np.indices(sizes, np.int32), strict=True):
+            self.axes[axis] = index.reshape(-1)
+        self.sizes = dict(blocks + threads)
+        self.grid_names = mesh.grid_names
+        per_block = mesh.num_threads or 1
+        middle = math.prod(size for _, size in blocks) // 2
+        self.watched = range(middle * per_block, (middle + 1) * per_block)  # the warpgroups of a block amid the grid
+        self.events: list[list[Event]] = [[] for _ in self.watched]
+        inputs = len(equation.invars)
+        names = [f"input {i}" if i < inputs else f"output {i - inputs}" for i in range(len(jaxpr.invars))]
+        self.operands = [_Ref(name, var.aval) for name, var in zip(names, jaxpr.invars, strict=True)]
+        self.plans, self.used = {}, set()
+        with np.errstate(all="ignore"):  # programs that are masked out may compute nonsense
+            self.run(jaxpr, self.operands, np.ones(math.prod(sizes), bool))
+
+    def run(self, jaxpr, arguments, mask: np.ndarray) -> list:
+        """Runs a jaxpr for the programs in the mask and returns its outputs."""
+        constants = getattr(jaxpr, "consts", ())
+        jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+        count = len(jaxpr.constvars)
+        if len(arguments) == count + len(jaxpr.invars):  # an open jaxpr: its constants come first
+            constants, arguments = arguments[:count], arguments[count:]
+        else:
+            known = [is_index(var.aval) for var in jaxpr.constvars]
+            constants = [np.asarray(c) if k else UNKNOWN for c, k in zip(constants, known, strict=True)]
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *arguments), strict=True))
+
+        def read(atom):
+            if isinstance(atom, Literal):
+                return np.asarray(atom.val, atom.aval.dtype) if is_index(atom.aval) else UNKNOWN
+            return values.get(atom, UNKNOWN)
+
+        if id(jaxpr) not in self.plans:  # keeps the jaxpr, so that no other gets its id
+            self.plans[id(jaxpr)] = (jaxpr, [equation for equation in jaxpr.eqns if _matters(equation)])
+            atoms = [*jaxpr.outvars, *(atom for equation in jaxpr.eqns for atom in equation.invars)]
+            self.used.update(atom for atom in atoms if not isinstance(atom, Literal))
+        for equation in self.plans[id(jaxpr)][1]:
+            outputs = self.step(equation, [read(atom) for atom in equation.invars], mask)
+            values.update(zip(equation.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def step(self, equation, inputs: list, mask: np.ndarray) -> list:
+        """Runs one equation and returns its outputs."""
+        name, params = equation.primitive.name, equation.params
+        nothing = [UNKNOWN] * len(equation.outvars)
+        if handler := getattr(self, f"_{name}", None):
+            outputs = handler(equation, inputs, mask)
+            return nothing if outputs is None else outputs
+        if name in _CALLS:
+            return self.run(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"], inputs, mask)
+        if any(isinstance(value, _Ref) for value in inputs) or equation.effects:
+            if name in _HARMLESS and not any(isinstance(value, _Ref) and value.is_global for value in inputs):
+                return nothing
+            raise NotImplementedError(f"{name} may move bytes, and nobody has taught pallas_kernels.traffic how many")
+        if len(equation.outvars) == 1:
+            return [evaluate(equation, inputs)]
+        return nothing
+
+    # Indices
+
+    def _axis_index(self, equation, inputs, mask):
+        name = equation.params["axis_name"]
+        index = np.int32(0)
+        for axis in name if isinstance(name, tuple) else (name,):
+            if axis not in self.axes:
+                raise NotImplementedError(f"axis_index of {axis!r}, which is no axis of the kernel")
+            index = index * self.sizes[axis] + self.axes[axis]
+        return [index]
+
+    def _program_id(self, equation, inputs, mask):
+        return [self.axes[self.grid_names[equation.params["axis"]]]]
+
+    def _num_programs(self, equation, inputs, mask):
+        return [np.int32(self.sizes[self.grid_names[equation.params["axis"]]])]
+
+    # Control flow
+
+    def _run_scoped(self, equation, inputs, mask):
+        jaxpr = equation.params["jaxpr"]
+        scratch = [_Ref(f"scratch {var}", var.aval) for var in jaxpr.invars]
+        return self.run(jaxpr, [*inputs, *scratch], mask)
+
+    def _cond(self, equation, inputs, mask):
+        branches, (index, *operands) = equation.params["branches"], inputs
+        if index is UNKNOWN:
+            if any(_counts(branch.jaxpr) for branch in branches):
+                raise NotImplementedError("a condition that depends on data decides about a copy or a barrier")
+            return None
+        index = np.clip(index, 0, len(branches) - 1)
+        merged = None
+        for number, branch in enumerate(branches):
+            taken = mask & (index == number)
+            if taken.any():
+                outputs = self.run(branch, operands, taken)
+                merged = outputs if merged is None else _select(taken, outputs, merged)
+        return merged
+
+    def _while(self, equation, inputs, mask):
+        params = equation.params
+        split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        condition, body, carry = inputs[: split[0]], inputs[split[0] : split[1]], inputs[split[1] :]
+        while True:
+            (more,) = self.run(params["cond_jaxpr"], [*condition, *carry], mask)
+            if more is UNKNOWN:
+                if _counts(params["body_jaxpr"].jaxpr):
+                    raise NotImplementedError("how often a loop with a copy or a barrier runs depends on data")
+                return None
+            mask = mask & more
+            if not mask.any():
+                return carry
+            carry = _select(mask, self.run(params["body_jaxpr"], [*body, *carry], mask), carry)
+
+    def _scan(self, equation, inputs, mask):
+        params = equation.params
+        constants, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
+        carry, slices = inputs[constants:carried], [UNKNOWN] * (len(inputs) - carried)
+        for _ in range(params["length"]):
+            outputs = self.run(params["jaxpr"], [*inputs[:constants], *carry, *slices], mask)
+            carry = outputs[: params["num_carry"]]
+        return [*carry, *[UNKNOWN] * (len(equation.outvars) - len(carry))]
+
+    # Copies and accesses
+
+    def _copy_gmem_to_smem(self, equation, inputs, mask):
+        params = equation.params
+        if params["collective_axes"] or not params["has_barrier"]:
+            raise NotImplementedError("copy_gmem_to_smem to several blocks at once, or without a barrier")
+        (source, _, barrier), leaves = inputs[:3], inputs[3:]
+        if params["has_user_predicate"]:
+            *leaves, predicate = leaves
+            mask = mask & self._known(predicate, "the predicate of a copy")
+        trees = [params[f"{which}_transforms_treedef"] for which in ("src", "dst", "barrier")]
+        at = trees[0].num_leaves, trees[0].num_leaves + trees[1].num_leaves
+        sizes = _view_bytes(source, trees[0], leaves[: at[0]], _avals(equation, 3, at[0]))
+        source.loaded += _total(sizes, mask)
+        self._note("issue", mask, barrier, trees[2], leaves[at[1] :], sizes)
+
+    def _copy_smem_to_gmem(self, equation, inputs, mask):
+        params, leaves = equation.params, inputs[2:]
+        if params["has_user_predicate"]:
+            *leaves, predicate = leaves
+            mask = mask & self._known(predicate, "the predicate of a copy")
+        start, tree = params["src_transforms_treedef"].num_leaves, params["dst_transforms_treedef"]
+        end = start + tree.num_leaves
+        moved = _total(_view_bytes(inputs[1], tree, leaves[start:end], _avals(equation, 2 + start, end - start)), mask)
+        inputs[1].stored += moved
+        if params["reduction_op"]:
+            inputs[1].loaded += moved
+
+    def _get(self, equation, inputs, mask):
+        if inputs[0].is_global:
+            inputs[0].loaded += _total(_aval_bytes(equation.outvars[0].aval), mask)
+        else:
+            self._note("read", mask)
+
+    _load = _get
+
+    def _swap(self, equation, inputs, mask):
+        if inputs[0].is_global:
+            moved = _total(_aval_bytes(equation.invars[1].aval), mask)
+            inputs[0].stored += moved
+            if self.used.intersection(equation.outvars):  # the old value
+                inputs[0].loaded += moved
+
+    _store = _swap
+
+    def _addupdate(self, equation, inputs, mask):
+        if inputs[0].is_global:
+            moved = _total(_aval_bytes(equation.invars[1].aval), mask)
+            inputs[0].stored, inputs[0].loaded = inputs[0].stored + moved, inputs[0].loaded + moved
+
+    # Barriers
+
+    def _barrier_wait(self, equation, inputs, mask):
+        self._note("wait", mask, inputs[0], equation.params["transforms_treedef"], inputs[1:])
+
+    def _barrier_arrive(self, equation, inputs, mask):
+        self._note("arrive", mask, inputs[0], equation.params["transforms_treedef"], inputs[1:])
+
+    def _note(self, kind, mask, barrier=None, tree=None, leaves=(), sizes=0):
+        """Keeps an event of the watched block."""
+        for program, events in zip(self.watched, self.events, strict=True):
+            if not mask[program]:
+                continue
+            if barrier is None:
+                events.append(Event(kind))
+                continue
+            slot = [int(_at(self._known(leaf, "which barrier is meant"), program)) for leaf in leaves]
+            arrivals = barrier.aval.dtype.num_arrivals
+            events.append(Event(kind, (barrier.name, *slot), int(_at(sizes, program)), arrivals))
+
+    def _known(self, value, what: str):
+        if value is UNKNOWN:
+            raise NotImplementedError(f"{what} depends on data")
+        return value
+
+
+def _matters(equation) -> bool:
+    return (
+        bool(equation.effects)
+        or any(_is_ref(var.aval) for var in equation.invars)
+        or any(is_index(var.aval) for var in equation.outvars)
+    )
+
+
+def _counts(jaxpr) -> bool:
+    """Whether a jaxpr may move bytes or touch a barrier."""
+    for equation in jaxpr.eqns:
+        inner = list(_inner(equation.params))
+        refs = [var.aval for var in equation.invars if _is_ref(var.aval)]
+        if not inner and (equation.effects or refs) and equation.primitive.name not in _HARMLESS:
+            shared_only = all(aval.memory_space != plgpu.GMEM for aval in refs)
+            if not (shared_only and equation.primitive.name in ("get", "load", "swap", "store", "addupdate")):
+                return True
+        if any(_counts(body) for body in inner):
+            return True
+    return False
+
+
+def _is_ref(aval) -> bool:
+    return hasattr(aval, "inner_aval")
+
+
+def _avals(equation, start: int, count: int) -> list:
+    return [var.aval for var in equation.invars[start : start + count]]
+
+
+def _select(mask: np.ndarray, new: list, old: list) -> list:
+    """The new values where the mask is set, the old ones elsewhere."""
+    return [
+        UNKNOWN if a is UNKNOWN or b is UNKNOWN else b if isinstance(b, _Ref) else np.where(mask, a, b)
+        for a, b in zip(new, old, strict=True)
+    ]
+
+
+def _at(value, program: int):
+    value = np.asarray(value)
+    return value[program] if value.ndim else value
+
+
+def _total(sizes, mask: np.ndarray) -> int:
+    """The sum of a size, or of one size per program, over the programs in the mask."""
+    sizes = np.asarray(sizes, np.int64)
+    return int(sizes[mask].sum()) if sizes.ndim else int(sizes) * int(np.count_nonzero(mask))
+
+
+def _aval_bytes(aval) -> int:
+    return math.prod(aval.shape) * aval.dtype.itemsize
+
+
+def _view_bytes(ref: _Ref, tree, leaves: list, avals: list):
+    """Bytes of a view of a buffer, one number or one per program. What lies outside the buffer is not moved: TMA
+    neither reads nor writes there."""
+    aval = ref.aval
+    for transform in tree.unflatten(avals):
+        aval = transform.transform_type(aval)
+    if not all(isinstance(size, int) for size in aval.shape):
+        raise NotImplementedError(f"a copy of {aval.shape}, whose size depends on data")
+    whole = _aval_bytes(aval)
+    transforms = tree.unflatten(leaves)
+    if not all(hasattr(transform, "indices") for transform in transforms):
+        return whole
+    axes = [[0, size, size] for size in ref.aval.shape]  # first element, elements asked for, elements there are
+    picked = []  # axes indexed by one number
+    for transform in transforms:
+        kept = []
+        for index, axis in zip(transform.indices, axes, strict=True):
+            is_slice = hasattr(index, "size") and hasattr(index, "stride")
+            start = index.start if is_slice else index
+            if start is UNKNOWN or (is_slice and index.stride != 1) or isinstance(start, _Ref):
+                return whole
+            moved = [axis[0] + np.asarray(start, np.int64), index.size if is_slice else 1, axis[2]]
+            (kept if is_slice else picked).append(moved)
+        axes = kept
+    elements = np.int64(1)
+    for start, asked, there in axes + picked:
+        elements = elements * np.clip(there - start, 0, asked)
+    return elements * ref.aval.dtype.itemsize
