@@ -1,4 +1,4 @@
-"""Counts the bytes that a Mosaic GPU kernel moves between the GPU's memory and the chip, from the kernel's own copies.
+"""Runs a Mosaic GPU kernel without its numbers, and counts the bytes that its own copies move.
 
 The kernel's jaxpr is run for all programs of the grid at once: integer and boolean scalars (program indices, loop
 counters, predicates) have their real values, one per program; arrays and floating-point scalars are unknown. Every copy
@@ -8,117 +8,25 @@ to global memory. What could hide a copy and is not understood raises `NotImplem
 The cache is not modelled: what every program loads again (the reader's weights) counts every time.
 """
 
-from collections.abc import Callable
-import dataclasses
 import math
-from typing import Any
 
-import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.core import Literal
 import numpy as np
 
-from pallas_kernels.scalars import evaluate, is_index
-from pallas_kernels.schedule import Event, bytes_in_flight
-
-UNKNOWN = None  # in place of the value of an array or a floating-point scalar
+from pallas_kernels.traffic.refs import UNKNOWN, Ref, aval_bytes, is_ref, view_bytes
+from pallas_kernels.traffic.scalars import evaluate, is_index
+from pallas_kernels.traffic.schedule import Event
 
 # Have effects, and move nothing between global memory and the chip.
 _HARMLESS = frozenset({
     "commit_smem", "commit_group", "wait_smem_to_gmem", "set_max_registers", "layout_cast", "optimization_barrier",
     "wgmma", "wgmma_ref", "wgmma_wait", "wgmma_accumulator_deref", "debug_print", "print_layout",
 })  # fmt: skip
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call"})
-_OUTER_CALLS = _CALLS | {"custom_vjp_call", "custom_vmap_call", "shard_map"}
+CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call"})
 
 
-@dataclasses.dataclass(frozen=True)
-class Traffic:
-    """What the kernels of a function move, on one device.
-
-    Attributes:
-        loaded: bytes from memory to the chip.
-        stored: bytes from the chip to memory.
-        per_operand: (loaded, stored) of each input and output of the kernels, by its place: `input 0`, `output 1`.
-        in_flight: bytes that one block has asked for and not yet waited for while it computes; see
-            `schedule.bytes_in_flight`. Of a function's kernels, that which moves the most.
-    """
-
-    loaded: int
-    stored: int
-    per_operand: dict[str, tuple[int, int]]
-    in_flight: int
-
-    @property
-    def moved(self) -> int:
-        """Bytes moved in both directions."""
-        return self.loaded + self.stored
-
-
-def bytes_moved(function: Callable, *arguments: Any) -> Traffic:
-    """Counts what every Mosaic GPU kernel in `function` moves; what XLA's own kernels move is not included.
-
-    Args:
-        function: of `arguments`.
-        arguments: arrays or `jax.ShapeDtypeStruct`s; nothing runs.
-
-    Raises:
-        ValueError: there is no Mosaic GPU kernel in it.
-        NotImplementedError: something in it could move bytes in a way that this does not understand, or how often it
-            moves them depends on data.
-    """
-    kernels = []
-    _find(jax.make_jaxpr(function)(*arguments).jaxpr, 1, kernels)
-    if not kernels:
-        raise ValueError(f"{getattr(function, '__name__', function)} contains no Mosaic GPU kernel")
-    loaded, stored, per_operand = 0, 0, {}
-    runs = [(_Kernel(equation), times) for equation, times in kernels]
-    for kernel, times in runs:
-        for operand in kernel.operands:
-            before = per_operand.get(operand.name, (0, 0))
-            per_operand[operand.name] = (before[0] + times * operand.loaded, before[1] + times * operand.stored)
-            loaded, stored = loaded + times * operand.loaded, stored + times * operand.stored
-    largest = max((kernel for kernel, _ in runs), key=lambda kernel: sum(o.loaded + o.stored for o in kernel.operands))
-    return Traffic(loaded, stored, per_operand, bytes_in_flight(largest.events))
-
-
-def _find(jaxpr, times: int, kernels: list) -> None:
-    """Appends (equation, how often it runs) for each kernel in a jaxpr."""
-    for equation in jaxpr.eqns:
-        name, params = equation.primitive.name, equation.params
-        if name == "mpmd_map":
-            kernels.append((equation, times))
-        elif inner := list(_inner(params)):
-            before = len(kernels)
-            for body in inner:
-                _find(body, times * params["length"] if name == "scan" else times, kernels)
-            if len(kernels) > before and name not in _OUTER_CALLS | {"scan"}:
-                raise NotImplementedError(f"how often {name} runs the kernel inside it is not known")
-
-
-def _inner(params: dict):
-    for value in params.values():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            one = getattr(one, "jaxpr", one)
-            if hasattr(one, "eqns"):
-                yield one
-
-
-@dataclasses.dataclass(eq=False)
-class _Ref:
-    """A buffer in global or shared memory, or a group of barriers."""
-
-    name: str
-    aval: Any
-    loaded: int = 0
-    stored: int = 0
-
-    @property
-    def is_global(self) -> bool:
-        return self.aval.memory_space == plgpu.GMEM
-
-
-class _Kernel:
+class Kernel:
     """One kernel, run for all programs at once; afterwards `operands` and `events` hold what was counted."""
 
     def __init__(self, equation):
@@ -139,7 +47,7 @@ class _Kernel:
         self.events: list[list[Event]] = [[] for _ in self.watched]
         inputs = len(equation.invars)
         names = [f"input {i}" if i < inputs else f"output {i - inputs}" for i in range(len(jaxpr.invars))]
-        self.operands = [_Ref(name, var.aval) for name, var in zip(names, jaxpr.invars, strict=True)]
+        self.operands = [Ref(name, var.aval) for name, var in zip(names, jaxpr.invars, strict=True)]
         self.plans, self.used = {}, set()
         with np.errstate(all="ignore"):  # programs that are masked out may compute nonsense
             self.run(jaxpr, self.operands, np.ones(math.prod(sizes), bool))
@@ -177,10 +85,10 @@ class _Kernel:
         if handler := getattr(self, f"_{name}", None):
             outputs = handler(equation, inputs, mask)
             return nothing if outputs is None else outputs
-        if name in _CALLS:
+        if name in CALLS:
             return self.run(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"], inputs, mask)
-        if any(isinstance(value, _Ref) for value in inputs) or equation.effects:
-            if name in _HARMLESS and not any(isinstance(value, _Ref) and value.is_global for value in inputs):
+        if any(isinstance(value, Ref) for value in inputs) or equation.effects:
+            if name in _HARMLESS and not any(isinstance(value, Ref) and value.is_global for value in inputs):
                 return nothing
             raise NotImplementedError(f"{name} may move bytes, and nobody has taught pallas_kernels.traffic how many")
         if len(equation.outvars) == 1:
@@ -208,7 +116,7 @@ class _Kernel:
 
     def _run_scoped(self, equation, inputs, mask):
         jaxpr = equation.params["jaxpr"]
-        scratch = [_Ref(f"scratch {var}", var.aval) for var in jaxpr.invars]
+        scratch = [Ref(f"scratch {var}", var.aval) for var in jaxpr.invars]
         return self.run(jaxpr, [*inputs, *scratch], mask)
 
     def _cond(self, equation, inputs, mask):
@@ -262,7 +170,7 @@ class _Kernel:
             mask = mask & self._known(predicate, "the predicate of a copy")
         trees = [params[f"{which}_transforms_treedef"] for which in ("src", "dst", "barrier")]
         at = trees[0].num_leaves, trees[0].num_leaves + trees[1].num_leaves
-        sizes = _view_bytes(source, trees[0], leaves[: at[0]], _avals(equation, 3, at[0]))
+        sizes = view_bytes(source, trees[0], leaves[: at[0]], _avals(equation, 3, at[0]))
         source.loaded += _total(sizes, mask)
         self._note("issue", mask, barrier, trees[2], leaves[at[1] :], sizes)
 
@@ -273,14 +181,14 @@ class _Kernel:
             mask = mask & self._known(predicate, "the predicate of a copy")
         start, tree = params["src_transforms_treedef"].num_leaves, params["dst_transforms_treedef"]
         end = start + tree.num_leaves
-        moved = _total(_view_bytes(inputs[1], tree, leaves[start:end], _avals(equation, 2 + start, end - start)), mask)
+        moved = _total(view_bytes(inputs[1], tree, leaves[start:end], _avals(equation, 2 + start, end - start)), mask)
         inputs[1].stored += moved
         if params["reduction_op"]:
             inputs[1].loaded += moved
 
     def _get(self, equation, inputs, mask):
         if inputs[0].is_global:
-            inputs[0].loaded += _total(_aval_bytes(equation.outvars[0].aval), mask)
+            inputs[0].loaded += _total(aval_bytes(equation.outvars[0].aval), mask)
         else:
             self._note("read", mask)
 
@@ -288,7 +196,7 @@ class _Kernel:
 
     def _swap(self, equation, inputs, mask):
         if inputs[0].is_global:
-            moved = _total(_aval_bytes(equation.invars[1].aval), mask)
+            moved = _total(aval_bytes(equation.invars[1].aval), mask)
             inputs[0].stored += moved
             if self.used.intersection(equation.outvars):  # the old value
                 inputs[0].loaded += moved
@@ -297,7 +205,7 @@ class _Kernel:
 
     def _addupdate(self, equation, inputs, mask):
         if inputs[0].is_global:
-            moved = _total(_aval_bytes(equation.invars[1].aval), mask)
+            moved = _total(aval_bytes(equation.invars[1].aval), mask)
             inputs[0].stored, inputs[0].loaded = inputs[0].stored + moved, inputs[0].loaded + moved
 
     # Barriers
@@ -326,10 +234,18 @@ class _Kernel:
         return value
 
 
+def inner_jaxprs(params: dict):
+    for value in params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            one = getattr(one, "jaxpr", one)
+            if hasattr(one, "eqns"):
+                yield one
+
+
 def _matters(equation) -> bool:
     return (
         bool(equation.effects)
-        or any(_is_ref(var.aval) for var in equation.invars)
+        or any(is_ref(var.aval) for var in equation.invars)
         or any(is_index(var.aval) for var in equation.outvars)
     )
 
@@ -337,8 +253,8 @@ def _matters(equation) -> bool:
 def _counts(jaxpr) -> bool:
     """Whether a jaxpr may move bytes or touch a barrier."""
     for equation in jaxpr.eqns:
-        inner = list(_inner(equation.params))
-        refs = [var.aval for var in equation.invars if _is_ref(var.aval)]
+        inner = list(inner_jaxprs(equation.params))
+        refs = [var.aval for var in equation.invars if is_ref(var.aval)]
         if not inner and (equation.effects or refs) and equation.primitive.name not in _HARMLESS:
             shared_only = all(aval.memory_space != plgpu.GMEM for aval in refs)
             if not (shared_only and equation.primitive.name in ("get", "load", "swap", "store", "addupdate")):
@@ -348,10 +264,6 @@ def _counts(jaxpr) -> bool:
     return False
 
 
-def _is_ref(aval) -> bool:
-    return hasattr(aval, "inner_aval")
-
-
 def _avals(equation, start: int, count: int) -> list:
     return [var.aval for var in equation.invars[start : start + count]]
 
@@ -359,7 +271,7 @@ def _avals(equation, start: int, count: int) -> list:
 def _select(mask: np.ndarray, new: list, old: list) -> list:
     """The new values where the mask is set, the old ones elsewhere."""
     return [
-        UNKNOWN if a is UNKNOWN or b is UNKNOWN else b if isinstance(b, _Ref) else np.where(mask, a, b)
+        UNKNOWN if a is UNKNOWN or b is UNKNOWN else b if isinstance(b, Ref) else np.where(mask, a, b)
         for a, b in zip(new, old, strict=True)
     ]
 
@@ -373,37 +285,3 @@ def _total(sizes, mask: np.ndarray) -> int:
     """The sum of a size, or of one size per program, over the programs in the mask."""
     sizes = np.asarray(sizes, np.int64)
     return int(sizes[mask].sum()) if sizes.ndim else int(sizes) * int(np.count_nonzero(mask))
-
-
-def _aval_bytes(aval) -> int:
-    return math.prod(aval.shape) * aval.dtype.itemsize
-
-
-def _view_bytes(ref: _Ref, tree, leaves: list, avals: list):
-    """Bytes of a view of a buffer, one number or one per program. What lies outside the buffer is not moved: TMA
-    neither reads nor writes there."""
-    aval = ref.aval
-    for transform in tree.unflatten(avals):
-        aval = transform.transform_type(aval)
-    if not all(isinstance(size, int) for size in aval.shape):
-        raise NotImplementedError(f"a copy of {aval.shape}, whose size depends on data")
-    whole = _aval_bytes(aval)
-    transforms = tree.unflatten(leaves)
-    if not all(hasattr(transform, "indices") for transform in transforms):
-        return whole
-    axes = [[0, size, size] for size in ref.aval.shape]  # first element, elements asked for, elements there are
-    picked = []  # axes indexed by one number
-    for transform in transforms:
-        kept = []
-        for index, axis in zip(transform.indices, axes, strict=True):
-            is_slice = hasattr(index, "size") and hasattr(index, "stride")
-            start = index.start if is_slice else index
-            if start is UNKNOWN or (is_slice and index.stride != 1) or isinstance(start, _Ref):
-                return whole
-            moved = [axis[0] + np.asarray(start, np.int64), index.size if is_slice else 1, axis[2]]
-            (kept if is_slice else picked).append(moved)
-        axes = kept
-    elements = np.int64(1)
-    for start, asked, there in axes + picked:
-        elements = elements * np.clip(there - start, 0, asked)
-    return elements * ref.aval.dtype.itemsize

@@ -43,9 +43,9 @@ def compile_for(function: Callable, *arguments: Any) -> Compiled:
         arguments: trees of `jax.ShapeDtypeStruct`s, with shardings over a `mesh`; those without are put on one H200.
 
     Raises:
-        MissingExtra: the CUDA plugin of jax is not installed.
+        MissingExtra: the CUDA plugin of jax, or ptxas, is not installed.
     """
-    return lower_for(function, *arguments).compile()
+    return compile_lowered(lower_for(function, *arguments))
 
 
 def lower_for(function: Callable, *arguments: Any) -> jax.stages.Lowered:
@@ -58,13 +58,23 @@ def lower_for(function: Callable, *arguments: Any) -> jax.stages.Lowered:
     return jitted.trace(*arguments).lower(lowering_platforms=("cuda",))
 
 
+def compile_lowered(lowered: jax.stages.Lowered) -> Compiled:
+    """The last step of `compile_for`."""
+    try:
+        return lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "ptxas" not in str(error):
+            raise
+        raise MissingExtra("compiling for an H200 needs ptxas, and found none: pip install -e '.[h200]'") from error
+
+
 @functools.cache
 def _devices(count: int) -> list[jax.Device]:
     if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
         raise MissingExtra("compiling for an H200 needs jax's CUDA 13 plugin: pip install -e '.[h200]'")
     if count > GPUS_PER_HOST and count % GPUS_PER_HOST:
         raise ValueError(f"{count} devices do not fill hosts of {GPUS_PER_HOST}")
-    description = importlib.resources.files("pallas_kernels").joinpath("h200.txtpb").read_text()
+    description = importlib.resources.files(__package__).joinpath("h200.txtpb").read_text()
     hosts = max(1, count // GPUS_PER_HOST)
     topology = f"1x{hosts}x{count // hosts}"  # slices, hosts, devices
     return topologies.get_topology_desc("h200", platform="cuda", target_config=description, topology=topology).devices

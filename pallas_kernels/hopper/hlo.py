@@ -38,7 +38,7 @@ def collectives(compiled: Compiled) -> dict[str, list[Collective]]:
         shapes = [shape.group() for shape in _SHAPE.finditer(match["shape"])]
         if match["start"] and match["operation"] == "collective-permute":
             shapes = shapes[1:2]  # (operand, result, two words of context)
-        elif match["start"] and match["operation"] == "all-gather":
+        elif match["start"] and match["operation"] != "all-reduce":
             shapes = shapes[len(shapes) // 2 :]  # (operands, results)
         entry = Collective(shape=", ".join(shapes), bytes=sum(map(_bytes, shapes)))
         found.setdefault(match["operation"], []).append(entry)

@@ -1,39 +1,18 @@
-"""What the kernels become on an H200, without one: `python -m pallas_kernels.hopper`.
+"""`python -m pallas_kernels.hopper`: compiles every case of `pallas_kernels.cases` for an H200, without one.
 
-Compiles every case of `pallas_kernels.cases` down to machine code, and counts the bytes that each kernel moves from its
-own copies. For a function of one's own: `compile_for`, `collectives`, `kernels`, `resources`, `bytes_moved`.
+Down to machine code, for what a kernel takes; the bytes that it moves are counted from its own copies.
 """
 
 import argparse
-from collections.abc import Callable
 import difflib
 import json
-import re
 import sys
 import time
-from typing import Any
 
 import jax
 
 from pallas_kernels import cases as case_list
-from pallas_kernels.hlo import Collective, collectives, kernels
-from pallas_kernels.ptx import Resources, recorded
-from pallas_kernels.target import MissingExtra, compile_for, lower_for, mesh
-from pallas_kernels.traffic import Traffic, bytes_moved
-
-__all__ = [
-    "Collective",
-    "MissingExtra",
-    "Resources",
-    "Traffic",
-    "bytes_moved",
-    "collectives",
-    "compile_for",
-    "kernels",
-    "measure",
-    "mesh",
-    "resources",
-]
+from pallas_kernels.hopper import MissingExtra, bytes_moved, mesh, resources
 
 # A kernel may move this much more than the least, from this many tokens on: below it, what every block loads for
 # itself (the reader's weights) is not small beside the tokens.
@@ -51,36 +30,6 @@ COLUMNS = (
     "bytes_moved",
     "minimum_bytes",
 )
-
-_HASH = re.compile(r'kernel_hash = "((?:[^"\\]|\\.)*)"')
-_known: dict[str, Resources] = {}
-
-
-def resources(function: Callable, *arguments: Any) -> Resources:
-    """Compiles a function with one Mosaic GPU kernel for an H200, and says what the kernel takes.
-
-    Args:
-        function: of `arguments`.
-        arguments: as of `compile_for`.
-
-    Raises:
-        MissingExtra: the CUDA plugin of jax is not installed.
-        FileNotFoundError: there is no ptxas.
-        ValueError: the function has no Mosaic GPU kernel, or several.
-        RuntimeError: this process has compiled the kernel before by other means, so that it comes from a cache.
-    """
-    lowered = lower_for(function, *arguments)
-    hashes = set(_HASH.findall(lowered.as_text()))
-    if len(hashes) != 1:
-        raise ValueError(f"resources() is for a function with one Mosaic GPU kernel; this one has {len(hashes)}")
-    (kernel,) = hashes
-    if kernel not in _known:
-        with recorded() as found:
-            lowered.compile()
-        if not found:
-            raise RuntimeError("this process compiled the kernel before, and jax keeps it: ask for its resources first")
-        (_known[kernel],) = found
-    return _known[kernel]
 
 
 def measure(case: case_list.Case) -> dict[str, str | int]:
@@ -142,7 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
         _progress(number, len(selected), time.monotonic() - started, f"{case.kernel} {case.shape}")
         try:
             row = measure(case)
-        except FileNotFoundError as error:
+        except MissingExtra as error:
             _progress()
             print(error, file=sys.stderr)
             return 2
