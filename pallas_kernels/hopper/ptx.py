@@ -21,7 +21,7 @@ from pallas_kernels.hopper.target import compile_lowered, lower_for
 # Capability"; the granularities and the reserve are those of NVIDIA's occupancy calculator (cuda_occupancy.h).
 REGISTERS = 65536
 REGISTERS_UNIT = 256  # registers are handed out by the warp, in multiples of this
-WARPS_UNIT = 4  # a warp lives in one of four quarters, each with a quarter of the registers
+QUARTERS = 4  # a warp lives in one of them; each has its own registers
 WARP = 32
 THREADS = 2048
 BLOCKS = 32
@@ -66,16 +66,15 @@ class Resources:
     @property
     def blocks_per_multiprocessor(self) -> int:
         """How many blocks are resident at once on one multiprocessor of an H200; 0 means that it cannot be launched."""
-        warps = _round_up(-(-self.threads // WARP), WARPS_UNIT)
-        warp_registers = _round_up(self.registers * WARP, REGISTERS_UNIT)
         if self.dynamic_shared_memory > SHARED_MEMORY_PER_BLOCK:
             return 0
+        warps = -(-self.threads // WARP)
+        warp_registers = _round_up(self.registers * WARP, REGISTERS_UNIT)
         shared = _round_up(self.shared_memory_bytes + SHARED_MEMORY_RESERVED, SHARED_MEMORY_UNIT)
         return min(
             BLOCKS,
             THREADS // (warps * WARP),
-            # The quarters do not lend each other registers.
-            WARPS_UNIT * (REGISTERS // WARPS_UNIT // warp_registers) // warps,
+            QUARTERS * (REGISTERS // QUARTERS // warp_registers) // warps,
             SHARED_MEMORY // shared,
         )
 

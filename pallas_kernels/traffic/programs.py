@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.core import Literal
 import numpy as np
 
-from pallas_kernels.traffic.refs import UNKNOWN, Ref, aval_bytes, is_ref, view_bytes
+from pallas_kernels.traffic.refs import UNKNOWN, Ref, aval_bytes, is_global, is_ref, view_bytes
 from pallas_kernels.traffic.scalars import evaluate, is_index
 from pallas_kernels.traffic.schedule import Event
 
@@ -151,11 +151,13 @@ class Kernel:
 
     def _scan(self, equation, inputs, mask):
         params = equation.params
-        constants, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
+        # Constants, carry, slices. No public name says how many of each there are: jax.extend could.
+        constants, carried = (len(part.vals) for part in params["ft_in"].unpack()[:2])
+        carried += constants
         carry, slices = inputs[constants:carried], [UNKNOWN] * (len(inputs) - carried)
         for _ in range(params["length"]):
             outputs = self.run(params["jaxpr"], [*inputs[:constants], *carry, *slices], mask)
-            carry = outputs[: params["num_carry"]]
+            carry = outputs[: len(carry)]
         return [*carry, *[UNKNOWN] * (len(equation.outvars) - len(carry))]
 
     # Copies and accesses
@@ -256,7 +258,7 @@ def _counts(jaxpr) -> bool:
         inner = list(inner_jaxprs(equation.params))
         refs = [var.aval for var in equation.invars if is_ref(var.aval)]
         if not inner and (equation.effects or refs) and equation.primitive.name not in _HARMLESS:
-            shared_only = all(aval.memory_space != plgpu.GMEM for aval in refs)
+            shared_only = not any(map(is_global, refs))
             if not (shared_only and equation.primitive.name in ("get", "load", "swap", "store", "addupdate")):
                 return True
         if any(_counts(body) for body in inner):

@@ -21,14 +21,21 @@ class Ref:
 
     @property
     def is_global(self) -> bool:
-        return self.aval.memory_space == plgpu.GMEM
+        return is_global(self.aval)
 
 
 def is_ref(aval) -> bool:
+    """Whether a type is that of a buffer."""
     return hasattr(aval, "inner_aval")
 
 
+def is_global(aval) -> bool:
+    """Whether a buffer's type is one of global memory: every memory that is not known to be on the chip."""
+    return aval.memory_space not in (plgpu.SMEM, plgpu.TMEM, plgpu.REGS)
+
+
 def aval_bytes(aval) -> int:
+    """Bytes of an array."""
     return math.prod(aval.shape) * aval.dtype.itemsize
 
 

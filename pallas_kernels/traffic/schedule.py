@@ -61,7 +61,7 @@ def bytes_in_flight(threads: Sequence[Sequence[Event]]) -> int:
                         outstanding[event.barrier] = outstanding.get(event.barrier, 0) + event.size
                 position[thread] += 1
                 moved = True
-                if event.kind == "read" and thread != order[0]:
+                if event.kind == "arrive" and thread != order[0]:
                     break  # a producer may have room again
     stuck = [events[at] for events, at in zip(threads, position, strict=True) if at < len(events)]
     if stuck:
