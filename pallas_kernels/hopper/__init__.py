@@ -3,9 +3,10 @@
 `python -m pallas_kernels.hopper` says it for our own kernels.
 """
 
+from pallas_kernels.hopper.compile import compile_for, resources
 from pallas_kernels.hopper.hlo import Collective, collectives, kernels
-from pallas_kernels.hopper.ptx import Resources, resources
-from pallas_kernels.hopper.target import MissingExtra, compile_for, mesh
+from pallas_kernels.hopper.ptx import Resources
+from pallas_kernels.hopper.target import MissingExtra, mesh
 from pallas_kernels.traffic import Traffic, bytes_moved
 
 __all__ = [

@@ -5,7 +5,7 @@ kernel: the PTX, what `ptxas -v` said about it, and the log of its passes, which
 launch asks for (the PTX does not say). That beats MOSAIC_GPU_DUMP_PTX, which prints on this process's stdout.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import os
@@ -13,9 +13,6 @@ from pathlib import Path
 import re
 import sys
 import tempfile
-from typing import Any
-
-from pallas_kernels.hopper.target import compile_lowered, lower_for
 
 # One multiprocessor of compute capability 9.0: CUDA C++ Programming Guide, "Technical Specifications per Compute
 # Capability"; the granularities and the reserve are those of NVIDIA's occupancy calculator (cuda_occupancy.h).
@@ -36,9 +33,6 @@ _REGISTERS = re.compile(r"Used (\d+) registers(?:.*?, (\d+) bytes smem)?")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _LAUNCH = re.compile(r"mosaic_gpu\.smem_bytes = (\d+)")
 _NOISE = (b"nvdisasm invocation failed", b"=== Source Location Trace: ===", b"jaxlib/mosaic/gpu/dump.cc:")
-
-_HASH = re.compile(r'kernel_hash = "((?:[^"\\]|\\.)*)"')
-_known: dict[str, "Resources"] = {}  # by the hash that jax gives a kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,32 +71,6 @@ class Resources:
             QUARTERS * (REGISTERS // QUARTERS // warp_registers) // warps,
             SHARED_MEMORY // shared,
         )
-
-
-def resources(function: Callable, *arguments: Any) -> Resources:
-    """Compiles a function with one Mosaic GPU kernel for an H200, and says what the kernel takes.
-
-    Args:
-        function: of `arguments`.
-        arguments: as of `compile_for`.
-
-    Raises:
-        MissingExtra: the CUDA plugin of jax, or ptxas, is not installed.
-        ValueError: the function has no Mosaic GPU kernel, or several.
-        RuntimeError: this process has compiled the kernel before by other means, so that it comes from a cache.
-    """
-    lowered = lower_for(function, *arguments)
-    hashes = set(_HASH.findall(lowered.as_text()))
-    if len(hashes) != 1:
-        raise ValueError(f"resources() is for a function with one Mosaic GPU kernel; this one has {len(hashes)}")
-    (kernel,) = hashes
-    if kernel not in _known:
-        with recorded() as found:
-            compile_lowered(lowered)
-        if not found:
-            raise RuntimeError("this process compiled the kernel before, and jax keeps it: ask for its resources first")
-        (_known[kernel],) = found
-    return _known[kernel]
 
 
 def parse(ptx: str, ptxas: str, passes: str) -> Resources:

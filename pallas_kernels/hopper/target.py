@@ -1,18 +1,15 @@
-"""Compiles for H200s on a machine without a GPU, from a description of one."""
+"""H200s to compile for, on a machine without a GPU."""
 
-from collections.abc import Callable
 import functools
 import importlib
 import importlib.resources
 import importlib.util
 import math
 import os
-from typing import Any
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jax.stages import Compiled
+from jax.sharding import AxisType, Mesh
 import numpy as np
 
 GPUS_PER_HOST = 8
@@ -36,39 +33,6 @@ def mesh(axes: dict[str, int], axis_types: tuple[AxisType, ...] | None = None) -
     """
     devices = _devices(math.prod(axes.values()))
     return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes), axis_types=axis_types)
-
-
-def compile_for(function: Callable, *arguments: Any) -> Compiled:
-    """Compiles a function for the H200s that its arguments are placed on; nothing runs, no GPU is needed.
-
-    Args:
-        function: of `arguments`.
-        arguments: trees of `jax.ShapeDtypeStruct`s, with shardings over a `mesh`; those without are put on one H200.
-
-    Raises:
-        MissingExtra: the CUDA plugin of jax, or ptxas, is not installed.
-    """
-    return compile_lowered(lower_for(function, *arguments))
-
-
-def lower_for(function: Callable, *arguments: Any) -> jax.stages.Lowered:
-    """`compile_for`, up to the program that XLA gets."""
-    leaves, tree = jax.tree.flatten(arguments)
-    if all(leaf.sharding is None for leaf in leaves):
-        alone = NamedSharding(mesh({"device": 1}), PartitionSpec())
-        arguments = tree.unflatten(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=alone) for leaf in leaves)
-    jitted = function if hasattr(function, "trace") else jax.jit(function)
-    return jitted.trace(*arguments).lower(lowering_platforms=("cuda",))
-
-
-def compile_lowered(lowered: jax.stages.Lowered) -> Compiled:
-    """The last step of `compile_for`."""
-    try:
-        return lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "ptxas" not in str(error):
-            raise
-        raise MissingExtra("compiling for an H200 needs ptxas, and found none: pip install -e '.[h200]'") from error
 
 
 @functools.cache

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 
-from pallas_kernels.traffic.programs import CALLS, Kernel, inner_jaxprs
+from pallas_kernels.traffic.jaxprs import CALLS, inner_jaxprs
+from pallas_kernels.traffic.programs import Kernel
 from pallas_kernels.traffic.schedule import bytes_in_flight
 
 _OUTER_CALLS = CALLS | {"custom_vjp_call", "custom_vmap_call", "shard_map"}
@@ -68,6 +69,11 @@ def _find(jaxpr, times: int, kernels: list) -> None:
         name, params = equation.primitive.name, equation.params
         if name == "mpmd_map":
             kernels.append((equation, times))
+        elif platforms := params.get("branches_platforms"):  # a `jax.lax.platform_dependent`
+            for branch, names in zip(params["branches"], platforms, strict=True):
+                if names is None or "cuda" in names:
+                    _find(branch.jaxpr, times, kernels)
+                    break
         elif inner := list(inner_jaxprs(params)):
             before = len(kernels)
             for body in inner:

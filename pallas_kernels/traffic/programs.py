@@ -14,16 +14,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.extend.core import Literal
 import numpy as np
 
-from pallas_kernels.traffic.refs import UNKNOWN, Ref, aval_bytes, is_global, is_ref, view_bytes
+from pallas_kernels.traffic.jaxprs import CALLS, HARMLESS, counts, matters, name_of
+from pallas_kernels.traffic.refs import UNKNOWN, Ref, aval_bytes, view_bytes
 from pallas_kernels.traffic.scalars import evaluate, is_index
 from pallas_kernels.traffic.schedule import Event
-
-# Have effects, and move nothing between global memory and the chip.
-_HARMLESS = frozenset({
-    "commit_smem", "commit_group", "wait_smem_to_gmem", "set_max_registers", "layout_cast", "optimization_barrier",
-    "wgmma", "wgmma_ref", "wgmma_wait", "wgmma_accumulator_deref", "debug_print", "print_layout",
-})  # fmt: skip
-CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call"})
 
 
 class Kernel:
@@ -70,7 +64,7 @@ class Kernel:
             return values.get(atom, UNKNOWN)
 
         if id(jaxpr) not in self.plans:  # keeps the jaxpr, so that no other gets its id
-            self.plans[id(jaxpr)] = (jaxpr, [equation for equation in jaxpr.eqns if _matters(equation)])
+            self.plans[id(jaxpr)] = (jaxpr, [equation for equation in jaxpr.eqns if matters(equation)])
             atoms = [*jaxpr.outvars, *(atom for equation in jaxpr.eqns for atom in equation.invars)]
             self.used.update(atom for atom in atoms if not isinstance(atom, Literal))
         for equation in self.plans[id(jaxpr)][1]:
@@ -80,7 +74,7 @@ class Kernel:
 
     def step(self, equation, inputs: list, mask: np.ndarray) -> list:
         """Runs one equation and returns its outputs."""
-        name, params = equation.primitive.name, equation.params
+        name, params = name_of(equation), equation.params
         nothing = [UNKNOWN] * len(equation.outvars)
         if handler := getattr(self, f"_{name}", None):
             outputs = handler(equation, inputs, mask)
@@ -88,7 +82,7 @@ class Kernel:
         if name in CALLS:
             return self.run(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"], inputs, mask)
         if any(isinstance(value, Ref) for value in inputs) or equation.effects:
-            if name in _HARMLESS and not any(isinstance(value, Ref) and value.is_global for value in inputs):
+            if name in HARMLESS and not any(isinstance(value, Ref) and value.is_global for value in inputs):
                 return nothing
             raise NotImplementedError(f"{name} may move bytes, and nobody has taught pallas_kernels.traffic how many")
         if len(equation.outvars) == 1:
@@ -122,7 +116,7 @@ class Kernel:
     def _cond(self, equation, inputs, mask):
         branches, (index, *operands) = equation.params["branches"], inputs
         if index is UNKNOWN:
-            if any(_counts(branch.jaxpr) for branch in branches):
+            if any(counts(branch.jaxpr) for branch in branches):
                 raise NotImplementedError("a condition that depends on data decides about a copy or a barrier")
             return None
         index = np.clip(index, 0, len(branches) - 1)
@@ -141,7 +135,7 @@ class Kernel:
         while True:
             (more,) = self.run(params["cond_jaxpr"], [*condition, *carry], mask)
             if more is UNKNOWN:
-                if _counts(params["body_jaxpr"].jaxpr):
+                if counts(params["body_jaxpr"].jaxpr):
                     raise NotImplementedError("how often a loop with a copy or a barrier runs depends on data")
                 return None
             mask = mask & more
@@ -234,36 +228,6 @@ class Kernel:
         if value is UNKNOWN:
             raise NotImplementedError(f"{what} depends on data")
         return value
-
-
-def inner_jaxprs(params: dict):
-    for value in params.values():
-        for one in value if isinstance(value, (tuple, list)) else (value,):
-            one = getattr(one, "jaxpr", one)
-            if hasattr(one, "eqns"):
-                yield one
-
-
-def _matters(equation) -> bool:
-    return (
-        bool(equation.effects)
-        or any(is_ref(var.aval) for var in equation.invars)
-        or any(is_index(var.aval) for var in equation.outvars)
-    )
-
-
-def _counts(jaxpr) -> bool:
-    """Whether a jaxpr may move bytes or touch a barrier."""
-    for equation in jaxpr.eqns:
-        inner = list(inner_jaxprs(equation.params))
-        refs = [var.aval for var in equation.invars if is_ref(var.aval)]
-        if not inner and (equation.effects or refs) and equation.primitive.name not in _HARMLESS:
-            shared_only = not any(map(is_global, refs))
-            if not (shared_only and equation.primitive.name in ("get", "load", "swap", "store", "addupdate")):
-                return True
-        if any(_counts(body) for body in inner):
-            return True
-    return False
 
 
 def _avals(equation, start: int, count: int) -> list:

@@ -14,6 +14,7 @@ import pytest
 from pallas_kernels import cases, hopper
 from pallas_kernels.hopper import __main__ as command
 from pallas_kernels.hopper import target
+from pallas_kernels.hopper.compile import compile_lowered
 from pallas_kernels.hopper.ptx import Resources, parse
 from tests.pallas_kernels.scale_kernel import arguments, scale
 
@@ -98,6 +99,9 @@ def test_plain_jit_gathers_a_kernels_operands_and_shard_map_does_not():
     compiled = hopper.compile_for(mapped, *types)
     assert hopper.collectives(compiled) == {}
     assert hopper.kernels(compiled) == hopper.kernels(plain) == {"body": 1}
+    # Counted on one device; and compiling the same kernel by itself finds its resources, though jax has it cached.
+    assert hopper.bytes_moved(mapped, *types) == hopper.bytes_moved(scale, *arguments(256, WIDTH))
+    assert hopper.resources(scale, *arguments(256, WIDTH)).spill_bytes == 0
 
 
 @needs_h200
@@ -167,12 +171,12 @@ def test_missing_packages_are_named(monkeypatch, capsys):
     assert output.err.count("\n") == 1
     assert "h200" in output.err
 
-    class Lowered:
+    class Lowered(Text):
         def compile(self):
             raise jax.errors.JaxRuntimeError("UNAVAILABLE: Neither ptxas/nvlink nor nvjtlink is available.")
 
     with pytest.raises(hopper.MissingExtra, match="ptxas"):
-        target.compile_lowered(Lowered())
+        compile_lowered(Lowered(""))
 
 
 def case(kernel, shape, number, excess=0.0, width=WIDTH, **options) -> cases.Case:

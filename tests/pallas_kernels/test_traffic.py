@@ -148,12 +148,21 @@ def test_a_grid_of_two_axes_and_a_flat_index_over_both():
     assert move(body, grid=(2, 4), grid_names=("i", "j")).loaded == BLOCKS * 4 * WIDTH
 
 
-def test_the_loop_around_a_kernel_multiplies_and_a_function_without_one_is_refused():
+def test_the_loop_around_a_kernel_multiplies():
     def steps(x, factor):
         return lax.fori_loop(0, 5, lambda _, x: scale(x, factor), x)
 
     once, five = count(37), bytes_moved(steps, *arguments(37, WIDTH))
     assert (five.loaded, five.stored) == (5 * once.loaded, 5 * once.stored)
+
+
+def test_the_branch_for_gpus_counts_and_a_function_without_a_kernel_is_refused():
+    def either(x, factor):
+        return lax.platform_dependent(x, factor, cpu=lambda x, factor: x, cuda=scale)
+
+    assert bytes_moved(either, *arguments(37, WIDTH)) == count(37)
+    with pytest.raises(NotImplementedError, match="how often cond runs"):
+        bytes_moved(lambda x, factor: lax.cond(x[0, 0] > 0, scale, lambda x, _: x, x, factor), *arguments(37, WIDTH))
     with pytest.raises(ValueError, match="no Mosaic GPU kernel"):
         bytes_moved(jnp.sin, jax.ShapeDtypeStruct((3,), jnp.float32))
 
@@ -241,6 +250,31 @@ def test_a_producer_runs_ahead_as_far_as_its_barriers_let_it():
     traffic = move(body, 20 * BLOCKS, scratch=scratch, num_threads=2, thread_name="warpgroup")
     assert traffic.loaded == 20 * BLOCKS * 4 * WIDTH
     assert traffic.in_flight == 2 * 4 * WIDTH
+
+
+@pytest.mark.parametrize("specialised", [False, True])
+def test_the_pipelines_of_jax_are_understood(specialised):
+    """16 tiles a block, four places in the ring: three in flight while one is in use, and every byte counts once."""
+    tile, rows = (8, 128), 8 * 16 * BLOCKS
+
+    def use(_, x, out):
+        out[...] = x[...] * 2
+
+    def body(x, out):
+        spec = plgpu.BlockSpec(tile, lambda i: (lax.axis_index("block") * 16 + i, 0))
+        options = {"grid": (16,), "in_specs": [spec], "out_specs": [spec], "max_concurrent_steps": 4}
+        if specialised:
+            more = {"num_compute_wgs": 1, "memory_registers": 40, "wg_axis": "warpgroup"}
+            plgpu.emit_pipeline_warp_specialized(use, **options, **more)(x, out)
+        else:
+            plgpu.emit_pipeline(use, **options)(x, out)
+
+    x = jax.ShapeDtypeStruct((rows, 128), jnp.float32)
+    options = {"num_threads": 2, "thread_name": "warpgroup"} if specialised else {}
+    kernel = plgpu.kernel(body, out_type=x, grid=(BLOCKS,), grid_names=("block",), **options)
+    traffic = bytes_moved(lambda x: kernel(x), x)
+    assert (traffic.loaded, traffic.stored) == (rows * 128 * 4,) * 2
+    assert traffic.in_flight == 3 * 8 * 128 * 4
 
 
 def test_a_block_that_would_hang_is_refused():
