@@ -19,7 +19,7 @@ from pallas_kernels.rewrite.block import launch
 F32 = jnp.float32
 
 
-def interpreter(detect_races: bool = False):
+def interpreter(detect_races: bool = True):
     """What `interpret` takes to run a kernel on a CPU."""
     return plgpu.InterpretGPUParams(detect_races=detect_races)
 

@@ -18,6 +18,7 @@ def rewrite(state, branch, value, gate, *, epsilon=1e-5, erase=True):
 
 
 def rewrite_and_read(state, branch, value, gate, weights, *, epsilon=1e-5, erase=True):
-    """The rewrite, and what the next channel reader sees of the new state: x_i = Σ_j a_ji X'_ji."""
-    new_state = rewrite(state, branch, value, gate, epsilon=epsilon, erase=erase)
-    return new_state, jnp.sum(weights.astype(F32) * new_state.astype(F32), axis=-2).astype(state.dtype)
+    """The rewrite, and what the next channel reader sees of X' (before it is rounded): x_i = Σ_j a_ji X'_ji."""
+    exact = rewrite(state.astype(F32), branch, value, gate, epsilon=epsilon, erase=erase)
+    read = jnp.sum(weights.astype(F32) * exact, axis=-2)
+    return exact.astype(state.dtype), read.astype(state.dtype)

@@ -143,7 +143,7 @@ def token_bytes(channels: int, width: int, state_dtype, branch_dtype, *, backwar
 
 
 def minimum_bytes(
-    tokens: int, channels: int, width: int, state_dtype, branch_dtype, *, backward: bool, reads: bool, reverse: bool
+    tokens: int, channels: int, width: int, state_dtype, branch_dtype, *, reads: bool, backward=False, reverse=False
 ) -> int:
     """Every input read once, every output written once (design 3.2).
 

@@ -29,16 +29,22 @@ def unit(h, epsilon):
 
 def rewrite(state, branch, value, gate, epsilon, erase):
     """X' as in `reference.rewrite`."""
-    X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)[..., None]
-    k, _ = unit(h, epsilon)
-    w = v - along(k, X) if erase else v
-    return (X + (β * w)[..., None] * k[..., None, :]).astype(state.dtype)
+    new_state, _ = _exact(state, branch, value, gate, epsilon, erase)
+    return new_state.astype(state.dtype)
 
 
 def rewrite_and_read(state, branch, value, gate, weights, epsilon, erase):
     """X' and x as in `reference.rewrite_and_read`."""
-    new_state = rewrite(state, branch, value, gate, epsilon, erase)
-    return new_state, over_channels(weights.astype(F32), new_state).astype(state.dtype)
+    new_state, _ = _exact(state, branch, value, gate, epsilon, erase)
+    return new_state.astype(state.dtype), over_channels(weights.astype(F32), new_state).astype(state.dtype)
+
+
+def _exact(state, branch, value, gate, epsilon, erase):
+    """X' and w, both in float32."""
+    X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)[..., None]
+    k, _ = unit(h, epsilon)
+    w = v - along(k, X) if erase else v
+    return X + (β * w)[..., None] * k[..., None, :], w
 
 
 def rewrite_and_read_backward(state, branch, value, gate, weights, d_new, d_read, epsilon, erase):

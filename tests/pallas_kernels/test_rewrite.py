@@ -11,97 +11,21 @@ import pytest
 
 from pallas_kernels import rewrite, rewrite_and_read
 from pallas_kernels.rewrite import reference
+from tests.pallas_kernels.oracle import (
+    BFLOAT16,
+    EPSILON,
+    NAMES,
+    TOLERANCE,
+    analytic_gradients,
+    assert_within,
+    draw,
+    oracle,
+    oracle_gradients,
+    scales,
+)
 
-EPSILON = 1e-5
 # (leading axes, V, d): every rank of leading axes, odd widths, token counts that are no power of two.
 SHAPES = [((), 1, 3), ((63,), 4, 72), ((2, 5), 2, 72), ((2, 1, 3, 2), 3, 3), ((4,), 8, 16)]
-NAMES = ("state", "branch", "value", "gate", "weights")
-
-# float32 rounds each product at 6e-8 of its size and a sum of 72 of them grows that by about 10; the bounds below are
-# relative to the norms of what is multiplied and summed, the most that float32 can promise when terms cancel.
-TOLERANCE = 5e-6
-BFLOAT16 = 2.0**-8  # half a unit in the last place: what storing a number in bfloat16 costs
-
-
-def token_edit(X, h, v, β, erase, epsilon=EPSILON):
-    """X' − X of one token, float64, channel by channel. Leading axes hold perturbed copies of the token."""
-    k = h / np.sqrt(np.sum(h * h, axis=-1) + epsilon**2)[..., None]
-    channels = []
-    for j in range(X.shape[-2]):
-        readout = np.sum(k * X[..., j, :], axis=-1) if erase else 0.0
-        channels.append((β * (v[..., j] - readout))[..., None] * k)
-    return np.stack(channels, axis=-2)
-
-
-def oracle(state, branch, value, gate, weights, erase, epsilon=EPSILON):
-    """X' and x, token by token."""
-    state, branch, value, gate, weights = (np.asarray(a, np.float64) for a in (state, branch, value, gate, weights))
-    new, read = np.empty_like(state), np.empty_like(branch)
-    for t in np.ndindex(gate.shape):
-        new[t] = state[t] + token_edit(state[t], branch[t], value[t], gate[t], erase, epsilon)
-        read[t] = sum(weights[j] * new[t][j] for j in range(len(weights)))
-    return new, read
-
-
-def oracle_gradients(state, branch, value, gate, weights, d_new, d_read, erase):
-    """Central differences of <d_new, X'> + <d_read, x> in every entry of every argument, in float64.
-
-    The loss is linear in X, v and β separately, so any step is exact for them; along h the step is far below the
-    length sqrt(‖h‖² + ε²) on which k changes, so that its error is about 1e-10, at h = 0 too. Differences are taken
-    of the edit X' − X, so that a small edit does not drown in the state.
-    """
-    arguments = [np.asarray(a, np.float64) for a in (state, branch, value, gate, weights)]
-    state, branch, value, gate, weights = arguments
-    gradients = [np.zeros_like(a) for a in arguments]
-    for t in np.ndindex(gate.shape):
-        D = d_new[t] + weights * d_read[t]
-        token = [a[t] for a in arguments[:4]]
-        for which in range(4):
-            entry = token[which]
-            step = 1e-6 * np.sqrt(np.sum(branch[t] ** 2) + EPSILON**2) if which == 1 else 1e-3
-            shifts = step * np.eye(entry.size).reshape(entry.size, *entry.shape)
-            losses = []
-            for sign in (1, -1):
-                moved = [np.broadcast_to(a, (entry.size, *np.shape(a))) for a in token]
-                moved[which] = entry + sign * shifts
-                losses.append(np.sum(D * token_edit(*moved, erase), axis=(-2, -1)))
-            gradients[which][t] = ((losses[0] - losses[1]) / (2 * step)).reshape(entry.shape)
-        gradients[0][t] += D
-        gradients[4] += d_read[t] * (token[0] + token_edit(*token, erase))  # the read is linear in its weights
-    return gradients
-
-
-def scales(state, branch, value, gate, weights, d_new, d_read):
-    """For X', x and the gradients: per token, the norms of the terms that float32 has to add up."""
-
-    def norm(a, axes):
-        return np.sqrt(np.sum(np.asarray(a, np.float64) ** 2, axis=axes))
-
-    D = np.asarray(d_new) + np.asarray(weights) * np.asarray(d_read)[..., None, :]
-    # D itself may cancel: its terms count, not it.
-    X, v, D = norm(state, (-2, -1)), norm(value, -1), norm(np.abs(d_new) + np.abs(D), (-2, -1))
-    length = np.sqrt(norm(branch, -1) ** 2 + EPSILON**2)
-    β = np.asarray(gate, np.float64)
-    new = X + β * (v + X)
-    read = norm(weights, (-2, -1)) * new
-    gradients = (D * (1 + β), β * D * (v + 2 * X) / length, β * D, D * (v + X))
-    return new, read, gradients, np.sum(norm(d_read, -1) * new)
-
-
-def draw(rng, leading, channels, width, *, state=1.0, branch=1.0, value=1.0, gate=None, dtype=np.float32):
-    """Arguments and cotangents with the given sizes; β uniform in (0, 2) unless given."""
-
-    def normal(*shape):
-        return rng.standard_normal(shape).astype(np.float32)
-
-    arguments = (
-        jnp.asarray(state * normal(*leading, channels, width), dtype),
-        branch * normal(*leading, width),
-        value * normal(*leading, channels),
-        np.asarray(rng.uniform(0, 2, leading) if gate is None else np.full(leading, gate), np.float32),
-        normal(channels, width),
-    )
-    return arguments, (normal(*leading, channels, width), normal(*leading, width))
 
 
 @functools.partial(jax.jit, static_argnames=("fused", "erase", "operations"))
@@ -117,13 +41,6 @@ def values_and_gradients(arguments, cotangents, *, fused, erase, operations="pub
     return (output,), vjp(cotangents[0].astype(output.dtype))
 
 
-def assert_within(actual, expected, scale, tolerance, name):
-    """|actual − expected| ≤ tolerance · scale, the scale given per token."""
-    error = np.abs(np.asarray(actual, np.float64) - np.asarray(expected, np.float64))
-    scale = np.reshape(scale, np.shape(scale) + (1,) * (error.ndim - np.ndim(scale)))
-    assert np.all(error <= tolerance * scale), f"{name}: error {np.max(error / (scale + 1e-300)):.1e} of its terms"
-
-
 def check(arguments, cotangents, fused, erase, *, storage=0.0):
     """Values and all gradients against the oracle; `storage` is the rounding of the state's dtype."""
     d_new, d_read = cotangents if fused else (cotangents[0], np.zeros_like(cotangents[1]))
@@ -137,6 +54,17 @@ def check(arguments, cotangents, fused, erase, *, storage=0.0):
     # With a narrow state the incoming cotangents are rounded to it as well.
     for name, actual, target, scale in zip(NAMES, gradients, expected, (*gradient_scales, weights_scale), strict=False):
         assert_within(actual, target, scale, TOLERANCE + 2 * storage, f"gradient of {name}")
+
+
+@pytest.mark.parametrize("branch", [0.0, 1e-5, 1.0])
+@pytest.mark.parametrize("erase", [True, False])
+def test_the_gradients_of_the_design_equal_finite_differences(erase, branch):
+    arguments, cotangents = draw(np.random.default_rng(20), (5,), 3, 24, branch=branch)
+    differences = oracle_gradients(*arguments, *cotangents, erase)
+    *_, gradient_scales, weights_scale = scales(*arguments, *cotangents)
+    written = analytic_gradients(*arguments, *cotangents, erase)
+    for name, actual, target, scale in zip(NAMES, written, differences, (*gradient_scales, weights_scale), strict=True):
+        assert_within(actual, target, scale, 1e-8, f"gradient of {name}")
 
 
 @pytest.mark.parametrize("erase", [True, False])
