@@ -4,14 +4,16 @@ Backward keeps the arguments and makes the rest again: nothing of the state's si
 """
 
 import functools
-from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.rewrite import xla
+from pallas_kernels import dispatch
+from pallas_kernels.dispatch import Implementation, TokenAxes
+from pallas_kernels.rewrite import shapes, xla
 
-Implementation = Literal["auto", "xla"]
+F32 = jnp.float32
 
 
 def rewrite(
@@ -23,6 +25,7 @@ def rewrite(
     epsilon: float = 1e-5,
     erase: bool = True,
     implementation: Implementation = "auto",
+    token_axes: TokenAxes = None,
 ) -> Float[Array, "*tokens channels width"]:
     """Edits the residual state along one direction: X' = X + β k (vᵀ − kᵀX), k = h / sqrt(‖h‖² + ε²) (paper eq. 2.2).
 
@@ -33,16 +36,20 @@ def rewrite(
         gate: β, between 0 and 2.
         epsilon: ε, the guard; h = 0 leaves the state as it is.
         erase: False is the write-only control X' = X + β k vᵀ.
-        implementation: `auto` or `xla`.
+        implementation: `xla`; `pallas`, which a CPU interprets; or `auto`: Pallas where the program is compiled for a
+            Hopper GPU and the kernel takes the arrays, else XLA.
+        token_axes: the mesh axes that divide the first token axis, or a `PartitionSpec` for each token axis. The kernel
+            needs it on a mesh of several devices, except where the axes are Explicit or inside `jax.shard_map`.
 
     Returns:
         X', in the state's dtype; dot products are taken in float32.
 
     Raises:
-        ValueError: shapes that do not belong together, or an unknown implementation.
+        ValueError: shapes that do not belong together; an unknown implementation; `pallas` for arrays that the kernel
+            cannot take, or divided over a mesh in a way that is not known or that it cannot follow.
     """
-    _check(state, branch, value, gate, None, implementation)
-    return _rewrite(state, branch, value, gate, epsilon, erase)
+    (new_state,) = _call("rewrite", (state, branch, value, gate), (), epsilon, erase, implementation, token_axes)
+    return new_state
 
 
 def rewrite_and_read(
@@ -55,6 +62,7 @@ def rewrite_and_read(
     epsilon: float = 1e-5,
     erase: bool = True,
     implementation: Implementation = "auto",
+    token_axes: TokenAxes = None,
 ) -> tuple[Float[Array, "*tokens channels width"], Float[Array, "*tokens width"]]:
     """`rewrite`, and the next channel read x_i = Σ_j a_ji X'_ji, in one pass over the state.
 
@@ -66,21 +74,35 @@ def rewrite_and_read(
         weights: a, the weights of the reader that follows, one per channel and feature.
         epsilon: ε, the guard.
         erase: False is the write-only control.
-        implementation: `auto` or `xla`.
+        implementation: `xla`; `pallas`, which a CPU interprets; or `auto`: Pallas where the program is compiled for a
+            Hopper GPU and the kernel takes the arrays, else XLA.
+        token_axes: the mesh axes that divide the first token axis, or a `PartitionSpec` for each token axis. The kernel
+            needs it on a mesh of several devices, except where the axes are Explicit or inside `jax.shard_map`.
 
     Returns:
         X' and x, both in the state's dtype.
 
     Raises:
-        ValueError: shapes that do not belong together, or an unknown implementation.
+        ValueError: shapes that do not belong together; an unknown implementation; `pallas` for arrays that the kernel
+            cannot take, or divided over a mesh in a way that is not known or that it cannot follow.
     """
-    _check(state, branch, value, gate, weights, implementation)
-    return _rewrite_and_read(state, branch, value, gate, weights, epsilon, erase)
+    arrays = (state, branch, value, gate)
+    return _call("rewrite_and_read", arrays, (weights,), epsilon, erase, implementation, token_axes)
 
 
-def _check(state, branch, value, gate, weights, implementation):
-    if implementation not in ("auto", "xla"):
-        raise ValueError(f"implementation {implementation!r} is not known; use 'auto' or 'xla'")
+def _call(operation, arrays, weights, epsilon, erase, implementation, token_axes):
+    """Either operation: `weights` holds the reader's, or nothing."""
+    tokens = dict(zip(("state", "branch", "value", "gate"), arrays, strict=True))
+    shared = dict(zip(("weights",), weights, strict=False))
+    _check_shapes(**tokens, **shared)
+    state = tokens["state"]
+    reason = shapes.unsupported(state.shape, state.dtype)
+    whole = ("channels", "width")
+    plan, arrays, weights = dispatch.plan(operation, implementation, token_axes, tokens, shared, whole, reason)
+    return _run(arrays, weights, epsilon, erase, plan)
+
+
+def _check_shapes(state, branch, value, gate, weights=None):
     *tokens, channels, width = state.shape
     expected = {
         "branch": (branch, (*tokens, width)),
@@ -94,34 +116,54 @@ def _check(state, branch, value, gate, weights, implementation):
             raise ValueError(f"{name} has shape {array.shape}, but a state of shape {state.shape} needs {shape}")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _rewrite(state, branch, value, gate, epsilon, erase):
-    return xla.rewrite(state, branch, value, gate, epsilon, erase)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _run(arrays, weights, epsilon, erase, plan):
+    """X', and x where there are weights."""
+
+    def pallas(state, branch, value, gate, *weights, interpret):
+        from pallas_kernels.rewrite import mosaic_gpu  # here, because it imports Pallas
+
+        a = weights[0].astype(F32) if weights else None
+        new_state, read = mosaic_gpu.rewrite(
+            state, branch, value.astype(F32), gate.astype(F32), a, epsilon=epsilon, erase=erase, interpret=interpret
+        )
+        return (new_state, read) if weights else (new_state,), ()
+
+    def fallback(*arguments):
+        if weights:
+            return xla.rewrite_and_read(*arguments, epsilon, erase), ()
+        return (xla.rewrite(*arguments, epsilon, erase),), ()
+
+    outputs, _ = plan.run(pallas, fallback, arrays, weights)
+    return outputs
 
 
-def _rewrite_forward(state, branch, value, gate, epsilon, erase):
-    return _rewrite(state, branch, value, gate, epsilon, erase), (state, branch, value, gate)
+def _forward(arrays, weights, epsilon, erase, plan):
+    return _run(arrays, weights, epsilon, erase, plan), (arrays, weights)
 
 
-def _rewrite_backward(epsilon, erase, saved, d_new):
-    return xla.rewrite_and_read_backward(*saved, None, d_new, None, epsilon, erase)[:4]
+def _backward(epsilon, erase, plan, saved, cotangents):
+    arrays, weights = saved
+
+    def pallas(state, branch, value, gate, d_new, *reading, interpret):
+        from pallas_kernels.rewrite import mosaic_gpu
+
+        value, gate = value.astype(F32), gate.astype(F32)
+        d_read, a = (reading[0], reading[1].astype(F32)) if weights else (None, None)
+        *gradients, d_weights = mosaic_gpu.backward(
+            state, branch, value, gate, a, d_new, d_read, epsilon=epsilon, erase=erase, interpret=interpret
+        )
+        return tuple(gradients), (d_weights,) if weights else ()
+
+    def fallback(state, branch, value, gate, d_new, *reading):
+        d_read, a = reading if weights else (None, None)
+        *gradients, d_weights = xla.rewrite_and_read_backward(
+            state, branch, value, gate, a, d_new, d_read, epsilon, erase
+        )
+        return tuple(gradients), (d_weights,) if weights else ()
+
+    gradients, sums = plan.run(pallas, fallback, (*arrays, *cotangents), weights)
+    return jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), (gradients, sums), saved)
 
 
-_rewrite.defvjp(_rewrite_forward, _rewrite_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _rewrite_and_read(state, branch, value, gate, weights, epsilon, erase):
-    return xla.rewrite_and_read(state, branch, value, gate, weights, epsilon, erase)
-
-
-def _rewrite_and_read_forward(state, branch, value, gate, weights, epsilon, erase):
-    outputs = _rewrite_and_read(state, branch, value, gate, weights, epsilon, erase)
-    return outputs, (state, branch, value, gate, weights)
-
-
-def _rewrite_and_read_backward(epsilon, erase, saved, cotangents):
-    return xla.rewrite_and_read_backward(*saved, *cotangents, epsilon, erase)
-
-
-_rewrite_and_read.defvjp(_rewrite_and_read_forward, _rewrite_and_read_backward)
+_run.defvjp(_forward, _backward)
