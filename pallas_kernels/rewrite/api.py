@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from pallas_kernels import dispatch
-from pallas_kernels.dispatch import Implementation, TokenAxes
+from pallas_kernels.dispatch import Implementation
+from pallas_kernels.layout import TokenAxes
 from pallas_kernels.rewrite import shapes, xla
 
 F32 = jnp.float32
