@@ -162,7 +162,7 @@ def _not_hopper(device: jax.Device) -> str | None:
     capability = str(getattr(device, "compute_capability", ""))
     if device.platform != "gpu":
         return "no Hopper GPU here"
-    return None if capability.startswith("9.") else f"{device.device_kind} is no Hopper GPU (sm_90)"
+    return None if capability.startswith("9.") else f"{device.device_kind} is not a Hopper GPU"
 
 
 @functools.cache

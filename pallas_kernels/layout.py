@@ -146,10 +146,8 @@ def _typed(specs: Mapping[str, PartitionSpec], leading: int, whole: Sequence[str
 def _division(shape, typed, mesh: AbstractMesh, token_axes: TokenAxes) -> tuple[PartitionSpec | None, str | None]:
     """The mesh axes that divide each token axis, or None and why they cannot be used."""
     auto = _axes(mesh, AxisType.Auto)
-    if isinstance(token_axes, PartitionSpec):
-        given = [_names(entry) for entry in token_axes]
-    else:
-        given = [_names(token_axes)]
+    per_axis = token_axes if isinstance(token_axes, PartitionSpec) else (token_axes,)
+    given = [_names(entry) for entry in per_axis]
     unknown = [name for names in given for name in names if name not in mesh.shape]
     if unknown:
         raise ValueError(f"token_axes names {unknown[0]!r}, but the mesh has {', '.join(mesh.axis_names)}")

@@ -117,18 +117,24 @@ def _check_shapes(state, branch, value, gate, weights=None):
             raise ValueError(f"{name} has shape {array.shape}, but a state of shape {state.shape} needs {shape}")
 
 
+@functools.cache
+def _kernels():
+    """The kernels of both passes. Under jit, so that calls that are alike are traced, and lowered, once."""
+    from pallas_kernels.rewrite import mosaic_gpu  # imports Pallas: a third of a second, for those who need it
+
+    static = ("epsilon", "erase", "interpret")
+    return jax.jit(mosaic_gpu.rewrite, static_argnames=static), jax.jit(mosaic_gpu.backward, static_argnames=static)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _run(arrays, weights, epsilon, erase, plan):
-    """X', and x where there are weights."""
+    """X', and x where there are weights. `arrays` are X, h, v and β; `weights` holds a, or nothing."""
 
-    def pallas(state, branch, value, gate, *weights, interpret):
-        from pallas_kernels.rewrite import mosaic_gpu  # here, because it imports Pallas
-
-        a = weights[0].astype(F32) if weights else None
-        new_state, read = mosaic_gpu.rewrite(
-            state, branch, value.astype(F32), gate.astype(F32), a, epsilon=epsilon, erase=erase, interpret=interpret
-        )
-        return (new_state, read) if weights else (new_state,), ()
+    def pallas(X, h, v, β, *a, interpret):
+        a = a[0].astype(F32) if a else None
+        forward, _ = _kernels()
+        outputs = forward(X, h, v.astype(F32), β.astype(F32), a, epsilon=epsilon, erase=erase, interpret=interpret)
+        return outputs if weights else outputs[:1], ()
 
     def fallback(*arguments):
         if weights:
@@ -146,25 +152,21 @@ def _forward(arrays, weights, epsilon, erase, plan):
 def _backward(epsilon, erase, plan, saved, cotangents):
     arrays, weights = saved
 
-    def pallas(state, branch, value, gate, d_new, *reading, interpret):
-        from pallas_kernels.rewrite import mosaic_gpu
-
-        value, gate = value.astype(F32), gate.astype(F32)
-        d_read, a = (reading[0], reading[1].astype(F32)) if weights else (None, None)
-        *gradients, d_weights = mosaic_gpu.backward(
-            state, branch, value, gate, a, d_new, d_read, epsilon=epsilon, erase=erase, interpret=interpret
+    def pallas(X, h, v, β, d_new, *reading, interpret):
+        d_read, a = (reading[0], reading[1].astype(F32)) if reading else (None, None)
+        _, backward = _kernels()
+        *gradients, d_a = backward(
+            X, h, v.astype(F32), β.astype(F32), a, d_new, d_read, epsilon=epsilon, erase=erase, interpret=interpret
         )
-        return tuple(gradients), (d_weights,) if weights else ()
+        gradients = tuple(g.astype(array.dtype) for g, array in zip(gradients, arrays, strict=True))
+        return gradients, tuple(d_a.astype(w.dtype) for w in weights)
 
-    def fallback(state, branch, value, gate, d_new, *reading):
-        d_read, a = reading if weights else (None, None)
-        *gradients, d_weights = xla.rewrite_and_read_backward(
-            state, branch, value, gate, a, d_new, d_read, epsilon, erase
-        )
-        return tuple(gradients), (d_weights,) if weights else ()
+    def fallback(X, h, v, β, d_new, *reading):
+        d_read, a = reading or (None, None)
+        *gradients, d_a = xla.rewrite_and_read_backward(X, h, v, β, a, d_new, d_read, epsilon, erase)
+        return tuple(gradients), (d_a,) if weights else ()
 
-    gradients, sums = plan.run(pallas, fallback, (*arrays, *cotangents), weights)
-    return jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), (gradients, sums), saved)
+    return plan.run(pallas, fallback, (*arrays, *cotangents), weights)
 
 
 _run.defvjp(_forward, _backward)
