@@ -55,6 +55,7 @@ def _xla_backward(X, g, dY, w):
     return ((g[..., None, None] * w * dY).astype(X.dtype), jnp.sum(w * product, axis=(-2, -1))), (dw,)
 
 
+@functools.partial(jax.jit, static_argnames="interpret")  # alike calls are traced and lowered once
 def _kernel(X, g, w, interpret):
     def scale_kernel(g, w, X, Y):
         Y[...] = (g * w * X[...].astype(F32)).astype(Y.dtype)
@@ -62,6 +63,7 @@ def _kernel(X, g, w, interpret):
     return tuple(_launch(scale_kernel, (X,), g, w, (X.dtype,), interpret)), ()
 
 
+@functools.partial(jax.jit, static_argnames="interpret")
 def _kernel_backward(X, g, dY, w, interpret):
     def scale_backward_kernel(g, w, X, dY, dX, partial):
         dX[...] = (g * w * dY[...].astype(F32)).astype(dX.dtype)

@@ -391,7 +391,8 @@ jax.config.update("jax_num_cpu_devices", 4)
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import numpy as np
-from pallas_kernels import rewrite, rewrite_and_read
+from pallas_kernels import rewrite_and_read
+from tests.pallas_kernels.scaling import scale
 from tests.quick import QUICK
 
 rng = np.random.default_rng(0)
@@ -410,14 +411,13 @@ def check(name, got, expected):
         error = np.max(np.abs(left - right)) / np.max(np.abs(right))
         assert error < 1e-6, (name, error)  # not 0: a sum over devices has another order
 
-for operation in (rewrite, rewrite_and_read):
-    few = 4 if operation is rewrite else 5
-    expected = jitted(functools.partial(operation, implementation="xla"))(*arguments[:few])
+for operation, which in ((rewrite_and_read, range(5)), (scale, (0, 3, 4))):
+    expected = jitted(functools.partial(operation, implementation="xla"))(*(arguments[i] for i in which))
     for kind in (AxisType.Auto, AxisType.Explicit):
         mesh = jax.make_mesh((2, 2), ("data", "fsdp"), axis_types=(kind, kind))
         for axes in (("data", "fsdp"), "data"):
-            specs = (P(axes), P(axes), P(axes), P(axes), P())[:few]
-            placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(arguments, specs)]
+            specs = tuple(P() if i == 4 else P(axes) for i in which)
+            placed = [jax.device_put(arguments[i], NamedSharding(mesh, spec)) for i, spec in zip(which, specs)]
             for options in (dict(implementation="xla"), dict(), dict(token_axes=axes)):
                 function = functools.partial(operation, **options)
                 got = jitted(function)(*placed)
