@@ -2,7 +2,9 @@
 
 Under plain `jit`, XLA gathers all operands of a kernel on every device, without a word. So a kernel runs inside of
 `jax.shard_map`, which has to be told how tokens are divided: the arrays' types know where mesh axes are Explicit, the
-caller (`token_axes`) where they are Auto, and where an enclosing `shard_map` made them Manual it is done already.
+caller (`token_axes`) where they are Auto, and where an enclosing `shard_map` made them Manual it is done already. The
+mesh itself is the context's (`jax.set_mesh`) or that of the arrays. One that only `jit(in_shardings=…)` names is not to
+be seen from inside.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -172,7 +174,7 @@ def _division(shape, typed, mesh: AbstractMesh, token_axes: TokenAxes) -> tuple[
 
 
 def _mapped_over_explicit(mesh: AbstractMesh) -> bool:
-    """Whether `vmap` maps over an Explicit mesh axis: types do not show it, but no shard_map may then divide it."""
+    """Whether `vmap` maps over an Explicit mesh axis, which then no shard_map may divide. The types do not show it."""
     explicit, everywhere = _axes(mesh, AxisType.Explicit), PartitionSpec()
     if not explicit:
         return False

@@ -40,6 +40,12 @@ def _nothing_said_yet():
     dispatch._say.cache_clear()
 
 
+@pytest.fixture
+def on_a_cpu():
+    if jax.default_backend() != "cpu":
+        pytest.skip("is about machines without a GPU")
+
+
 def arrays(*leading, width=WIDTH):
     rng = np.random.default_rng(0)
     shapes = [(*leading, CHANNELS, width), leading, (CHANNELS, width)]
@@ -117,18 +123,18 @@ def values_and_gradients(implementation, *arguments):
     return value, *vjp(jnp.cos(value))
 
 
-def test_auto_on_a_cpu_is_xla_bit_for_bit():
+def test_auto_on_a_cpu_is_xla_bit_for_bit(on_a_cpu):
     for left, right in zip(*(values_and_gradients(i, *arrays(3, 5)) for i in ("auto", "xla")), strict=True):
         np.testing.assert_array_equal(left, right)
 
 
-def test_pallas_on_a_cpu_is_interpreted():
+def test_pallas_on_a_cpu_is_interpreted(on_a_cpu):
     for left, right in zip(*(values_and_gradients(i, *arrays(2, 3)) for i in ("pallas", "xla")), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("operation", [rewrite, rewrite_and_read])
-def test_the_rewrite_under_auto_on_a_cpu_is_xla_bit_for_bit(monkeypatch, operation):
+def test_the_rewrite_under_auto_on_a_cpu_is_xla_bit_for_bit(on_a_cpu, monkeypatch, operation):
     monkeypatch.setattr(shapes, "unsupported", lambda *_: None)
     use_kernels(monkeypatch, [])
     state, gate, weights = arrays(3, 5)
@@ -151,7 +157,7 @@ def said(caplog):
     return [r.getMessage() for r in caplog.records if r.name == "pallas_kernels.dispatch"]
 
 
-def test_what_the_kernel_cannot_take_runs_on_xla_under_auto_and_is_said_once(caplog):
+def test_what_the_kernel_cannot_take_runs_on_xla_under_auto_and_is_said_once(on_a_cpu, caplog):
     caplog.set_level(logging.INFO, "pallas_kernels")
     arguments = arrays(2, 3, width=72)
     np.testing.assert_array_equal(scale(*arguments), scale(*arguments, implementation="xla"))
@@ -216,7 +222,7 @@ def test_a_program_for_hopper_has_the_kernels(function, expected):
 
 
 @needs_h200
-def test_a_program_for_hopper_needs_no_mesh():
+def test_a_program_for_hopper_needs_no_mesh(on_a_cpu):
     lowered = jax.jit(scale).trace(*arrays(2, 3)).lower(lowering_platforms=("cuda",))
     assert "mosaic_gpu" in lowered.as_text()
     assert "mosaic_gpu" not in jax.jit(scale).lower(*arrays(2, 3)).as_text()
@@ -242,6 +248,7 @@ def test_tokens_stay_where_they_are(kind, devices, implementation):
     forward, both = h200.compile_for(operation, *arguments), h200.compile_for(gradients(operation), *arguments)
     assert (h200.kernels(forward), h200.collectives(forward)) == ({FORWARD: 1}, {})
     assert (h200.kernels(both), h200.collectives(both)) == ({FORWARD: 1, BACKWARD: 1}, {"all-reduce": [SUM]})
+    assert "conditional(" not in both.as_text()  # nothing is left of the choice
 
 
 @needs_h200
@@ -371,7 +378,7 @@ def test_token_axes_that_do_not_fit_are_refused():
         jax.eval_shape(functools.partial(scale, implementation="pallas", token_axes="data"), *placed(mesh, P()))
 
 
-def test_without_a_mesh_token_axes_say_nothing_to_a_single_device():
+def test_without_a_mesh_token_axes_say_nothing_to_a_single_device(on_a_cpu):
     scale(*arrays(4), implementation="pallas", token_axes="data")
 
 
