@@ -1,29 +1,42 @@
-"""The public operations on the residual state: `rewrite` and `rewrite_and_read`, differentiable in every argument.
+"""The public operations on the residual state, differentiable in every argument: `rewrite` and `rewrite_and_read`.
 
-Backward keeps the arguments and makes the rest again: nothing of the state's size besides X itself is saved.
+Backward keeps the arguments and makes the rest again: nothing of the state's size besides X itself is saved. The
+reversible forms save not even that (design 2.2): backward is given X' and makes X again. X' comes to it as the
+cotangent of a second state, the shadow, which forward hands through untouched.
 """
 
+import dataclasses
 import functools
-from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.rewrite import xla
+from pallas_kernels import dispatch
+from pallas_kernels.dispatch import Implementation
+from pallas_kernels.layout import TokenAxes
+from pallas_kernels.rewrite import shapes, xla
 
-Implementation = Literal["auto", "xla"]
+F32 = jnp.float32
+
+State = Float[Array, "*tokens channels width"]
+Branch = Float[Array, "*tokens width"]
+Value = Float[Array, "*tokens channels"]
+Gate = Float[Array, "*tokens"]
+Weights = Float[Array, "channels width"]
 
 
 def rewrite(
-    state: Float[Array, "*tokens channels width"],
-    branch: Float[Array, "*tokens width"],
-    value: Float[Array, "*tokens channels"],
-    gate: Float[Array, "*tokens"],
+    state: State,
+    branch: Branch,
+    value: Value,
+    gate: Gate,
     *,
     epsilon: float = 1e-5,
     erase: bool = True,
     implementation: Implementation = "auto",
-) -> Float[Array, "*tokens channels width"]:
+    token_axes: TokenAxes = None,
+) -> State:
     """Edits the residual state along one direction: X' = X + β k (vᵀ − kᵀX), k = h / sqrt(‖h‖² + ε²) (paper eq. 2.2).
 
     Args:
@@ -33,29 +46,33 @@ def rewrite(
         gate: β, between 0 and 2.
         epsilon: ε, the guard; h = 0 leaves the state as it is.
         erase: False is the write-only control X' = X + β k vᵀ.
-        implementation: `auto` or `xla`.
+        implementation: `xla`; `pallas`, which a CPU interprets; or `auto`: Pallas where the program is compiled for a
+            Hopper GPU and the kernel takes the arrays, else XLA.
+        token_axes: the mesh axes that divide the first token axis, or a `PartitionSpec` for each token axis. The kernel
+            needs it on a mesh of several devices, except where the axes are Explicit or inside `jax.shard_map`.
 
     Returns:
         X', in the state's dtype; dot products are taken in float32.
 
     Raises:
-        ValueError: shapes that do not belong together, or an unknown implementation.
+        ValueError: shapes that do not belong together; an unknown implementation; `pallas` for arrays that the kernel
+            cannot take, or divided over a mesh in a way that is not known or that it cannot follow.
     """
-    _check(state, branch, value, gate, None, implementation)
-    return _rewrite(state, branch, value, gate, epsilon, erase)
+    return _call("rewrite", (state, branch, value, gate), (), epsilon, erase, implementation, token_axes)
 
 
 def rewrite_and_read(
-    state: Float[Array, "*tokens channels width"],
-    branch: Float[Array, "*tokens width"],
-    value: Float[Array, "*tokens channels"],
-    gate: Float[Array, "*tokens"],
-    weights: Float[Array, "channels width"],
+    state: State,
+    branch: Branch,
+    value: Value,
+    gate: Gate,
+    weights: Weights,
     *,
     epsilon: float = 1e-5,
     erase: bool = True,
     implementation: Implementation = "auto",
-) -> tuple[Float[Array, "*tokens channels width"], Float[Array, "*tokens width"]]:
+    token_axes: TokenAxes = None,
+) -> tuple[State, Branch]:
     """`rewrite`, and the next channel read x_i = Σ_j a_ji X'_ji, in one pass over the state.
 
     Args:
@@ -66,62 +83,193 @@ def rewrite_and_read(
         weights: a, the weights of the reader that follows, one per channel and feature.
         epsilon: ε, the guard.
         erase: False is the write-only control.
-        implementation: `auto` or `xla`.
+        implementation: `xla`; `pallas`, which a CPU interprets; or `auto`: Pallas where the program is compiled for a
+            Hopper GPU and the kernel takes the arrays, else XLA.
+        token_axes: the mesh axes that divide the first token axis, or a `PartitionSpec` for each token axis. The kernel
+            needs it on a mesh of several devices, except where the axes are Explicit or inside `jax.shard_map`.
 
     Returns:
         X' and x, both in the state's dtype.
 
     Raises:
-        ValueError: shapes that do not belong together, or an unknown implementation.
+        ValueError: shapes that do not belong together; an unknown implementation; `pallas` for arrays that the kernel
+            cannot take, or divided over a mesh in a way that is not known or that it cannot follow.
     """
-    _check(state, branch, value, gate, weights, implementation)
-    return _rewrite_and_read(state, branch, value, gate, weights, epsilon, erase)
+    arrays = (state, branch, value, gate)
+    return _call("rewrite_and_read", arrays, (weights,), epsilon, erase, implementation, token_axes)
 
 
-def _check(state, branch, value, gate, weights, implementation):
-    if implementation not in ("auto", "xla"):
-        raise ValueError(f"implementation {implementation!r} is not known; use 'auto' or 'xla'")
+def reversible_rewrite(
+    state: State,
+    shadow: State,
+    branch: Branch,
+    value: Value,
+    gate: Gate,
+    *,
+    epsilon: float = 1e-5,
+    erase: bool = True,
+    implementation: Implementation = "auto",
+    token_axes: TokenAxes = None,
+) -> tuple[State, State]:
+    """`rewrite` that keeps no state for backward: (X, S) → (X', S).
+
+    Args:
+        state: X, the residual state.
+        shadow: S, of X's shape and dtype. Its values do not matter. Its cotangent has to be X' when backward begins,
+            and is X when it ends: end a stack of these operations with one that gives the last X' as cotangent of S.
+        branch, value, gate, epsilon, erase, implementation, token_axes: as in `rewrite`.
+
+    Returns:
+        X' and S.
+
+    Raises:
+        ValueError: as `rewrite`.
+    """
+    arrays = (state, branch, value, gate)
+    return _call("reversible_rewrite", arrays, (), epsilon, erase, implementation, token_axes, shadow=shadow)
+
+
+def reversible_rewrite_and_read(
+    state: State,
+    shadow: State,
+    branch: Branch,
+    value: Value,
+    gate: Gate,
+    weights: Weights,
+    *,
+    epsilon: float = 1e-5,
+    erase: bool = True,
+    implementation: Implementation = "auto",
+    token_axes: TokenAxes = None,
+) -> tuple[State, Branch, State]:
+    """`rewrite_and_read` that keeps no state for backward: (X, S) → (X', x, S).
+
+    Args:
+        state, branch, value, gate, weights, epsilon, erase, implementation, token_axes: as in `rewrite_and_read`.
+        shadow: S, as in `reversible_rewrite`.
+
+    Returns:
+        X', x and S.
+
+    Raises:
+        ValueError: as `rewrite_and_read`.
+    """
+    arrays = (state, branch, value, gate)
+    return _call(
+        "reversible_rewrite_and_read", arrays, (weights,), epsilon, erase, implementation, token_axes, shadow=shadow
+    )
+
+
+def _call(operation, arrays, weights, epsilon, erase, implementation, token_axes, shadow=None):
+    """Any of the operations: `weights` holds the reader's, or nothing."""
+    tokens = dict(zip(("state", "branch", "value", "gate"), arrays, strict=True))
+    shared = dict(zip(("weights",), weights, strict=False))
+    _check_shapes(**tokens, **shared, shadow=shadow)
+    reason = shapes.unsupported(tokens["state"].shape, tokens["state"].dtype, tokens["branch"].dtype)
+    whole = ("channels", "width")
+    plan, arrays, weights = dispatch.plan(operation, implementation, token_axes, tokens, shared, whole, reason)
+    call = _Call(epsilon, erase, plan)
+    return _run(arrays, weights, call) if shadow is None else _run_reversible(arrays, shadow, weights, call)
+
+
+def _check_shapes(state, branch, value, gate, weights=None, shadow=None):
     *tokens, channels, width = state.shape
     expected = {
         "branch": (branch, (*tokens, width)),
         "value": (value, (*tokens, channels)),
         "gate": (gate, tuple(tokens)),
+        "weights": (weights, (channels, width)),
+        "shadow": (shadow, state.shape),
     }
-    if weights is not None:
-        expected["weights"] = (weights, (channels, width))
     for name, (array, shape) in expected.items():
-        if array.shape != shape:
+        if array is not None and array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, but a state of shape {state.shape} needs {shape}")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _rewrite(state, branch, value, gate, epsilon, erase):
-    return xla.rewrite(state, branch, value, gate, epsilon, erase)
+@functools.cache
+def _kernels():
+    """The kernels of both passes. Under jit, so that calls that are alike are traced, and lowered, once."""
+    from pallas_kernels.rewrite import mosaic_gpu  # imports Pallas: a third of a second, for those who need it
+
+    static = ("epsilon", "erase", "with_discrepancy", "reverse", "interpret")
+    return tuple(jax.jit(kernel, static_argnames=static) for kernel in (mosaic_gpu.forward, mosaic_gpu.backward))
 
 
-def _rewrite_forward(state, branch, value, gate, epsilon, erase):
-    return _rewrite(state, branch, value, gate, epsilon, erase), (state, branch, value, gate)
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What one call fixes for its forward and its backward pass."""
+
+    epsilon: float
+    erase: bool
+    plan: dispatch.Plan
+
+    def forward(self, arrays, weights, with_discrepancy=False):
+        """X', x where there are weights, w if asked for. `arrays` are X, h, v and β; `weights` holds a, or nothing."""
+        options = {"epsilon": self.epsilon, "erase": self.erase, "with_discrepancy": with_discrepancy}
+
+        def pallas(*arguments, interpret):
+            forward, _ = _kernels()
+            return forward(*arguments, **options, interpret=interpret), ()
+
+        def fallback(*arguments):
+            return xla.forward(*arguments, **options), ()
+
+        outputs, _ = self.plan.run(pallas, fallback, arrays, weights)
+        return outputs
+
+    def backward(self, arrays, weights, cotangents, reverse=False):
+        """The cotangents of `arrays`, and of `weights`; with `reverse` (`arrays` are X', h, w, β) X before them."""
+        options = {"epsilon": self.epsilon, "erase": self.erase, "reverse": reverse}
+
+        def split(run, X, h, v, β, d_new, d_read=None, a=None):
+            gradients = run(X, h, v, β, a, d_new, d_read, **options)
+            end = len(gradients) - len(weights)
+            dtypes = [X.dtype] * reverse + [X.dtype, h.dtype, v.dtype, β.dtype]
+            tokens = tuple(g.astype(dtype) for g, dtype in zip(gradients[:end], dtypes, strict=True))
+            return tokens, tuple(g.astype(w.dtype) for g, w in zip(gradients[end:], weights, strict=True))
+
+        def pallas(*arguments, interpret):
+            _, backward = _kernels()
+            return split(functools.partial(backward, interpret=interpret), *arguments)
+
+        return self.plan.run(pallas, functools.partial(split, xla.backward), (*arrays, *cotangents), weights)
 
 
-def _rewrite_backward(epsilon, erase, saved, d_new):
-    return xla.rewrite_and_read_backward(*saved, None, d_new, None, epsilon, erase)[:4]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _run(arrays, weights, call):
+    outputs = call.forward(arrays, weights)
+    return outputs if weights else outputs[0]
 
 
-_rewrite.defvjp(_rewrite_forward, _rewrite_backward)
+def _forward(arrays, weights, call):
+    return _run(arrays, weights, call), (arrays, weights)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _rewrite_and_read(state, branch, value, gate, weights, epsilon, erase):
-    return xla.rewrite_and_read(state, branch, value, gate, weights, epsilon, erase)
+def _backward(call, saved, cotangents):
+    arrays, weights = saved
+    return call.backward(arrays, weights, cotangents if weights else (cotangents,))
 
 
-def _rewrite_and_read_forward(state, branch, value, gate, weights, epsilon, erase):
-    outputs = _rewrite_and_read(state, branch, value, gate, weights, epsilon, erase)
-    return outputs, (state, branch, value, gate, weights)
+_run.defvjp(_forward, _backward)
 
 
-def _rewrite_and_read_backward(epsilon, erase, saved, cotangents):
-    return xla.rewrite_and_read_backward(*saved, *cotangents, epsilon, erase)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _run_reversible(arrays, shadow, weights, call):
+    return (*call.forward(arrays, weights), shadow)
 
 
-_rewrite_and_read.defvjp(_rewrite_and_read_forward, _rewrite_and_read_backward)
+def _reversible_forward(arrays, shadow, weights, call):
+    *outputs, w = call.forward(arrays, weights, with_discrepancy=True)
+    _, h, _, β = arrays
+    dtype = jnp.zeros((), arrays[2].dtype)  # of v, whose cotangent is to come
+    return (*outputs, shadow), (h, w, β, weights, dtype)
+
+
+def _reversible_backward(call, saved, cotangents):
+    h, w, β, weights, dtype = saved
+    *cotangents, new_state = cotangents  # the shadow's is the state after this rewrite
+    (state, dX, dh, dv, dβ), d_weights = call.backward((new_state, h, w, β), weights, cotangents, reverse=True)
+    return (dX, dh, dv.astype(dtype.dtype), dβ), state, d_weights
+
+
+_run_reversible.defvjp(_reversible_forward, _reversible_backward)

@@ -134,10 +134,13 @@ class Block:
         return carry
 
 
-def launch(body, cut: Plan, tokens: int, inputs: dict, outputs: dict, slots: dict, *, rows, copies, interpret):
+def launch(
+    name: str, body, cut: Plan, tokens: int, inputs: dict, outputs: dict, slots: dict, *, rows, copies, interpret
+):
     """Runs `body(block, gmem)` on every block; the outputs by name.
 
     Args:
+        name: the kernel's, as compiled programs and profiles show it.
         body: what a block does; `gmem` holds the inputs and outputs in global memory by name.
         cut: how the work is cut.
         tokens: N.
@@ -163,6 +166,7 @@ def launch(body, cut: Plan, tokens: int, inputs: dict, outputs: dict, slots: dic
         barriers = dict(zip(("loaded", "exchanged"), scratch[len(smem) :], strict=False))
         body(Block(cut, tokens, smem, barriers), gmem)
 
+    kernel_body.__name__ = name
     scratch = [plgpu.SMEM((n, stages, *leading, *strip), dtype) for leading, dtype in slots.values()]
     scratch += [plgpu.SMEM((n, padded(rows), cut.box), F32), plgpu.SMEM((min(n, 2), n, padded(rows)), F32)]
     scratch.append(plgpu.Barrier(num_arrivals=copies, num_barriers=n * stages))

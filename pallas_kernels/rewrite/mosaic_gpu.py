@@ -84,12 +84,15 @@ def forward(state, branch, value, gate, weights=None, *, epsilon, erase, with_di
         slots["x"] = ((), state.dtype)
     if with_discrepancy:
         outputs["w"] = jax.ShapeDtypeStruct((tokens, V), F32)
+    name = "rewrite_and_read" if reads else "rewrite"
     rows = shapes.rows(V, backward=False) if erase else 1
-    return tuple(launch(body, cut, tokens, inputs, outputs, slots, rows=rows, copies=2, interpret=interpret).values())
+    return tuple(
+        launch(name, body, cut, tokens, inputs, outputs, slots, rows=rows, copies=2, interpret=interpret).values()
+    )
 
 
 def backward(state, branch, value, gate, weights, d_new, d_read, *, epsilon, erase, reverse=False, interpret=None):
-    """dX, dh, dv, dβ and, given weights, da: the equations are in `xla.rewrite_and_read_backward`.
+    """dX, dh, dv, dβ and, given weights, da: the equations are in `xla.backward`.
 
     With `reverse`, `state` is X' and `value` is the discrepancy w that forward gave, and X comes back in front:
     X = X' − β k wᵀ, exact without a division (design 2.2).
@@ -192,8 +195,11 @@ def backward(state, branch, value, gate, weights, d_new, d_read, *, epsilon, era
         inputs |= {"a": weights.astype(F32), "dx": d_read.astype(state.dtype)}
         outputs["da"] = jax.ShapeDtypeStruct((cut.blocks, V, width), F32)
         slots["dx"] = ((), state.dtype)
+    name = ("rewrite_and_read_" if reads else "rewrite_") + ("reverse" if reverse else "backward")
     rows = shapes.rows(V, backward=True) if erase else 1 + V
-    out = launch(body, cut, tokens, inputs, outputs, slots, rows=rows, copies=4 if reads else 3, interpret=interpret)
+    out = launch(
+        name, body, cut, tokens, inputs, outputs, slots, rows=rows, copies=4 if reads else 3, interpret=interpret
+    )
     if reads:
         out["da"] = jnp.sum(out["da"], axis=0)
     return tuple(out.values())

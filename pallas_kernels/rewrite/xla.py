@@ -1,5 +1,7 @@
 """The operations of `reference` and their gradients, written so that XLA makes few passes over the state.
 
+`forward` and `backward` have the signatures of the kernels in `mosaic_gpu`.
+
 Two habits make the difference (3.4 times on CPUs, forward): a product with k is a dot, so that no product of the
 state's size is materialised before it is summed, and sums over the few channels are written out. Letters as in
 `reference`.
@@ -27,41 +29,39 @@ def unit(h, epsilon):
     return h * inverse_norm, inverse_norm
 
 
-def rewrite(state, branch, value, gate, epsilon, erase):
-    """X' as in `reference.rewrite`."""
-    new_state, _ = _exact(state, branch, value, gate, epsilon, erase)
-    return new_state.astype(state.dtype)
-
-
-def rewrite_and_read(state, branch, value, gate, weights, epsilon, erase):
-    """X' and x as in `reference.rewrite_and_read`."""
-    new_state, _ = _exact(state, branch, value, gate, epsilon, erase)
-    return new_state.astype(state.dtype), over_channels(weights.astype(F32), new_state).astype(state.dtype)
-
-
-def _exact(state, branch, value, gate, epsilon, erase):
-    """X' and w, both in float32."""
+def forward(state, branch, value, gate, weights=None, *, epsilon, erase, with_discrepancy=False):
+    """X'; then, given weights, the next read x; then, if asked for, the discrepancy w in float32."""
     X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)[..., None]
     k, _ = unit(h, epsilon)
     w = v - along(k, X) if erase else v
-    return X + (β * w)[..., None] * k[..., None, :], w
+    new_state = X + (β * w)[..., None] * k[..., None, :]
+    outputs = (new_state.astype(state.dtype),)
+    if weights is not None:
+        outputs += (over_channels(weights.astype(F32), new_state).astype(state.dtype),)
+    return (*outputs, w) if with_discrepancy else outputs
 
 
-def rewrite_and_read_backward(state, branch, value, gate, weights, d_new, d_read, epsilon, erase):
-    """The cotangents of state, branch, value, gate and weights (the last None where there was no read).
+def backward(state, branch, value, gate, weights, d_new, d_read, *, epsilon, erase, reverse=False):
+    """The cotangents of state, branch, value, gate and, given weights, of these, in float32 but for the first two.
 
     With D = dX' + a ⊙ dx, the total cotangent of X' (design 2):
 
         g = kᵀD;  dX = D − β k gᵀ;  dv = β g;  dβ = g·w;  da = Σ_tokens dx ⊙ X'
         dk = β (D w − X g);  dh = (dk − k (k·dk)) / sqrt(‖h‖² + ε²),  k·dk = β (g·w − g·r)
 
-    Without erase the terms −X g and −β k gᵀ are absent.
+    Without erase the terms −X g and −β k gᵀ are absent. With `reverse`, `state` is X' and `value` is the discrepancy w
+    that forward gave, and X = X' − β k wᵀ (exact, no division; design 2.2) comes in front of the cotangents.
     """
     X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)[..., None]
     k, inverse_norm = unit(h, epsilon)
+    if reverse:
+        w = v
+        X = X - (β * w)[..., None] * k[..., None, :]
     r = along(k, X)
-    w = v - r if erase else v
-    D, g, d_weights = d_new.astype(F32), along(k, d_new.astype(F32)), None
+    if not reverse:
+        w = v - r if erase else v
+    D, g = d_new.astype(F32), along(k, d_new.astype(F32))
+    sums = ()
     if weights is not None:
         a, dx = weights.astype(F32), d_read.astype(F32)
         D = D + a * dx[..., None, :]
@@ -69,16 +69,11 @@ def rewrite_and_read_backward(state, branch, value, gate, weights, d_new, d_read
         # dx ⊙ X' = dx ⊙ X + (βw)(dx ⊙ k)ᵀ, and the second term is a product of matrices.
         d_weights = jnp.sum(dx[..., None, :] * X, axis=tuple(range(gate.ndim)))
         d_weights += jnp.einsum("...v,...d->vd", β * w, dx * k, precision="highest")
-        d_weights = d_weights.astype(weights.dtype)
+        sums = (d_weights,)
     dX = D - (β * g)[..., None] * k[..., None, :] if erase else D
     dk = β * (over_channels(w[..., None], D) - (over_channels(g[..., None], X) if erase else 0))
     k_dk = β * jnp.sum(g * (w - r if erase else w), axis=-1, keepdims=True)
     dh = inverse_norm * (dk - k * k_dk)
     dβ = jnp.sum(g * w, axis=-1)
-    return (
-        dX.astype(state.dtype),
-        dh.astype(branch.dtype),
-        (β * g).astype(value.dtype),
-        dβ.astype(gate.dtype),
-        d_weights,
-    )
+    restored = (X.astype(state.dtype),) if reverse else ()
+    return (*restored, dX.astype(state.dtype), dh.astype(branch.dtype), β * g, dβ, *sums)
