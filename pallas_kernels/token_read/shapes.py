@@ -1,0 +1,122 @@
+"""What the Mosaic GPU kernels of the token read take, how they cut it, and the bytes it costs.
+
+A block is one warpgroup. It owns a strip of the features and a run of consecutive tokens, and walks the run in groups
+of a few tokens, one TMA box each. Nothing is summed over features, so a strip needs nothing of the others.
+"""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+MULTIPROCESSORS = 132  # H200, NVIDIA's datasheet
+SHARED_MEMORY = 228 * 1024  # per multiprocessor, of which each block is charged 1 KB more than it asks for
+THREADS = 128  # one warpgroup
+DTYPES = ("bfloat16", "float32")
+MOST_CHANNELS = MOST_TAPS = 8
+
+
+def unsupported(state_shape: tuple[int, ...], dtype, taps: int) -> str | None:
+    """Why the kernels cannot read a state (…, T, V, d) of this dtype with K taps, or None where they can."""
+    *leading, channels, width = state_shape
+    if width % THREADS or width == 0:
+        below = width // THREADS * THREADS
+        nearest = " and ".join(str(legal) for legal in (below, below + THREADS) if legal)
+        return f"width {width} is not a multiple of {THREADS}; nearest: {nearest}"
+    for name, value, most in (("channels", channels, MOST_CHANNELS), ("taps", taps, MOST_TAPS)):
+        if not 1 <= value <= most:
+            return f"{value} {name} are outside 1 to {most}; nearest: {min(max(value, 1), most)}"
+    if jnp.dtype(dtype).name not in DTYPES:
+        return f"a state of dtype {jnp.dtype(dtype).name} is not supported; use {' or '.join(DTYPES)}"
+    if math.prod(leading) == 0:
+        return f"a state of shape {tuple(state_shape)} has no tokens; at least 1"
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one pass is cut.
+
+    Attributes:
+        tiles: rows of `lanes` features in a strip.
+        lanes: elements of the minor dimension of a TMA box, which takes at most 256.
+        strips: strips in the width.
+        group: tokens in a box.
+        slots: boxes on their way to a block's shared memory, or in use there.
+        blocks_per_multiprocessor: what shared memory and registers leave room for.
+        runs: consecutive pieces of the flat tokens, of `tokens // group` groups in all, as equal as can be.
+        tail: tokens after the last full group; they belong to the last run.
+    """
+
+    tiles: int
+    lanes: int
+    strips: int
+    group: int
+    slots: int
+    blocks_per_multiprocessor: int
+    runs: int
+    tail: int
+
+    @property
+    def strip(self) -> int:
+        """Features in a strip."""
+        return self.lanes * self.tiles
+
+    @property
+    def blocks(self) -> int:
+        return self.runs * self.strips
+
+
+def plan(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: bool) -> Plan:
+    """The plan for `tokens` tokens in all (sequences laid end to end)."""
+    size, columns = jnp.dtype(dtype).itemsize, width // THREADS
+    # Every thread holds K·V weights for each of its features, and as many sums in backward, in registers.
+    each = next(c for c in (4, 2, 1) if columns % c == 0 and (c == 1 or taps * channels * c <= 32))
+    strip = each * THREADS
+    token = strip * size  # bytes of one channel of one token
+    loaded, stored = (channels + 1, channels) if backward else (channels, 1)
+    # Boxes of about 8 KB: smaller ones cost more instructions per byte, larger ones leave fewer in flight.
+    group = 4
+    while group < 16 and 2 * group * loaded * token <= 8192:
+        group *= 2
+    tail = tokens % group
+    halo = (taps - 1) * (1 if backward else channels)
+    held = taps * channels * each * (2 if backward else 1)
+
+    def fits(blocks, slots):
+        return blocks * (_shared(token, group, slots, loaded, stored, halo, tail) + 1024) <= SHARED_MEMORY
+
+    # Measured with ptxas: at most 127 registers to 64 held values, which is four blocks; 164 to 128 held.
+    blocks = next(n for n in ((4, 3, 2, 1) if held <= 64 else (3, 2, 1)) if fits(n, 2))
+    slots = next(n for n in (4, 3, 2) if fits(blocks, n))
+    # All blocks run at once, each on as long a run as that gives. Halos, weights and partial sums are per run, so
+    # fewer runs where these would cost more than a twentieth, but two blocks per multiprocessor all the same. The
+    # least length bounds their cost where there are few tokens.
+    strips = width // strip
+    per_run = halo * size + taps * channels * 4 * (2 if backward else 1)
+    affordable = int(0.048 * tokens * (loaded + stored) * size / per_run)
+    least = -(-max(16, 2 * taps) // group)
+    most = MULTIPROCESSORS * blocks // strips
+    runs = max(1, min(most, max(affordable, MULTIPROCESSORS * 2 // strips), tokens // group // least))
+    return Plan(strip // min(strip, 256), min(strip, 256), strips, group, slots, blocks, runs, tail)
+
+
+def _shared(token, group, slots, loaded, stored, halo, tail):
+    """Bytes a block asks for: its slots, two buffers for what it stores, halo and tail, and 8 for each barrier."""
+    barriers = slots + (halo > 0) + (tail > 0)
+    return token * (slots * group * loaded + 2 * group * stored + halo + tail * loaded) + 8 * barriers
+
+
+def minimum_bytes(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: bool) -> int:
+    """Every input read once and every output written once: (V+1) d per token, backward (2V+1) d, and the weights."""
+    per_token = (2 * channels + 1 if backward else channels + 1) * width * jnp.dtype(dtype).itemsize
+    return tokens * per_token + taps * channels * width * 4 * (2 if backward else 1)
+
+
+def moved_bytes(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: bool) -> int:
+    """What the kernel's own copies move: its boxes, its halos, the weights once per run and the partial sums."""
+    cut = plan(tokens, channels, width, taps, dtype, backward=backward)
+    halo = (taps - 1) * (1 if backward else channels) if cut.runs > 1 else 0
+    per_token = 2 * channels + 1 if backward else channels + 1
+    weights = taps * channels * width * 4 * (2 if backward else 1)
+    return (per_token * tokens + halo * cut.runs) * width * jnp.dtype(dtype).itemsize + cut.runs * weights
