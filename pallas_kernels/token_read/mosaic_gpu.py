@@ -52,6 +52,11 @@ class _Walk:
         return [jnp.where(jnp.broadcast_to(is_edge, value.shape), 0.0, value) for value in running]
 
 
+def interpreter():
+    """What `interpret` takes to run a kernel on a CPU, races between its threads and its copies detected."""
+    return plgpu.InterpretGPUParams(detect_races=True)
+
+
 def _launch(cut, interpret):
     # Automatic barriers stand around every store to shared memory, 32 of them for 4 tokens of 4 channels. Ours are
     # enough: a slot is written by TMA only and read by threads only, an outgoing buffer the other way round; threads
@@ -145,11 +150,11 @@ def token_read(state, weights, *, interpret=None):
         plgpu.wait_smem_to_gmem(0)
 
     row = (cut.tiles, cut.lanes)
-    scratch = dict(
-        x_smem=plgpu.SMEM((S, G, V, *row), state.dtype),
-        read_smem=plgpu.SMEM((2, G, *row), state.dtype),
-        loaded=plgpu.Barrier(num_arrivals=1, num_barriers=S),
-    )
+    scratch = {
+        "x_smem": plgpu.SMEM((S, G, V, *row), state.dtype),
+        "read_smem": plgpu.SMEM((2, G, *row), state.dtype),
+        "loaded": plgpu.Barrier(num_arrivals=1, num_barriers=S),
+    }
     if halo:
         scratch["halo_loaded"] = plgpu.Barrier(num_arrivals=1)
         scratch["halo_smem"] = plgpu.SMEM((halo, V, *row), state.dtype)
@@ -168,7 +173,7 @@ def token_read(state, weights, *, interpret=None):
 def token_read_backward(state, weights, d_read, *, interpret=None):
     """The cotangents of `token_read`: dX (B, T, V, d) in the state's dtype and da (K, V, d) in float32.
 
-        dX_j[t] = Σ_s a_sj dx[t+s];  da_sj = Σ_t X_j[t] dx[t+s],  with dx zero after the end of each sequence
+    dX_j[t] = Σ_s a_sj dx[t+s];  da_sj = Σ_t X_j[t] dx[t+s],  with dx zero after the end of each sequence
     """
     batch, length, V, width = state.shape
     taps = weights.shape[0]
@@ -254,12 +259,12 @@ def token_read_backward(state, weights, d_read, *, interpret=None):
         plgpu.wait_smem_to_gmem(0)
 
     row = (cut.tiles, cut.lanes)
-    scratch = dict(
-        x_smem=plgpu.SMEM((S, G, V, *row), state.dtype),
-        dx_smem=plgpu.SMEM((S, G, *row), state.dtype),
-        dX_smem=plgpu.SMEM((2, G, V, *row), state.dtype),
-        loaded=plgpu.Barrier(num_arrivals=2, num_barriers=S),
-    )
+    scratch = {
+        "x_smem": plgpu.SMEM((S, G, V, *row), state.dtype),
+        "dx_smem": plgpu.SMEM((S, G, *row), state.dtype),
+        "dX_smem": plgpu.SMEM((2, G, V, *row), state.dtype),
+        "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=S),
+    }
     if halo:
         scratch["halo_loaded"] = plgpu.Barrier(num_arrivals=1)
         scratch["halo_smem"] = plgpu.SMEM((halo, *row), state.dtype)
