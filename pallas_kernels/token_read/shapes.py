@@ -70,14 +70,17 @@ class Plan:
 def plan(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: bool) -> Plan:
     """The plan for `tokens` tokens in all (sequences laid end to end)."""
     size, columns = jnp.dtype(dtype).itemsize, width // THREADS
-    # Every thread holds K·V weights for each of its features, and as many sums in backward, in registers.
-    each = next(c for c in (4, 2, 1) if columns % c == 0 and (c == 1 or taps * channels * c <= 32))
+    # For each of its features a thread holds K·V weights and K running values in registers, in backward K·V sums too;
+    # and the least box, of 4 tokens, should not pass 8 KB. More strips make longer runs: two where there can be.
+    wide = [c for c in (4, 2) if columns % c == 0 and columns > c]
+    each = max([1, *(c for c in wide if taps * (channels + 1) * c <= 40 and channels * c * size <= 16)])
     strip = each * THREADS
     token = strip * size  # bytes of one channel of one token
     loaded, stored = (channels + 1, channels) if backward else (channels, 1)
-    # Boxes of about 8 KB: smaller ones cost more instructions per byte, larger ones leave fewer in flight.
+    # Boxes of about 8 KB: smaller ones cost more instructions per byte, larger ones leave fewer in flight. The bound
+    # on what is unrolled keeps the registers in bounds, too.
     group = 4
-    while group < 16 and 2 * group * loaded * token <= 8192:
+    while group < 16 and 2 * group * loaded * token <= 8192 and 2 * group * taps * each <= 64:
         group *= 2
     tail = tokens % group
     halo = (taps - 1) * (1 if backward else channels)
@@ -86,18 +89,18 @@ def plan(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: 
     def fits(blocks, slots):
         return blocks * (_shared(token, group, slots, loaded, stored, halo, tail) + 1024) <= SHARED_MEMORY
 
-    # Measured with ptxas: at most 127 registers to 64 held values, which is four blocks; 164 to 128 held.
+    # ptxas: at most 128 registers to 64 weights and sums, which leaves room for four blocks; 168, for three, to 128.
     blocks = next(n for n in ((4, 3, 2, 1) if held <= 64 else (3, 2, 1)) if fits(n, 2))
-    slots = next(n for n in (4, 3, 2) if fits(blocks, n))
+    slots = next(n for n in range(min(max(32768 // (group * loaded * token), 4), 8), 1, -1) if fits(blocks, n))
     # All blocks run at once, each on as long a run as that gives. Halos, weights and partial sums are per run, so
-    # fewer runs where these would cost more than a twentieth, but two blocks per multiprocessor all the same. The
+    # fewer runs where these would cost more than a twentieth, but one block per multiprocessor all the same. The
     # least length bounds their cost where there are few tokens.
     strips = width // strip
     per_run = halo * size + taps * channels * 4 * (2 if backward else 1)
     affordable = int(0.048 * tokens * (loaded + stored) * size / per_run)
     least = -(-max(16, 2 * taps) // group)
     most = MULTIPROCESSORS * blocks // strips
-    runs = max(1, min(most, max(affordable, MULTIPROCESSORS * 2 // strips), tokens // group // least))
+    runs = max(1, min(most, max(affordable, MULTIPROCESSORS // strips), tokens // group // least))
     return Plan(strip // min(strip, 256), min(strip, 256), strips, group, slots, blocks, runs, tail)
 
 

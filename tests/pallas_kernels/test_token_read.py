@@ -1,0 +1,272 @@
+"""The token read: specification, XLA and interpreted kernels against a float64 oracle, and what must not leak."""
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import token_read
+from pallas_kernels.token_read import reference, shapes, xla
+
+BFLOAT16 = 2.0**-8  # half a unit in the last place: what storing a number in bfloat16 costs
+# Bounds are relative to the sum of the absolute values of the terms: float32 rounds each of at most 64 products and
+# 126 tokens at 6e-8 of its size, and roundings partly cancel.
+TOLERANCE = 3e-6
+
+
+class Case(NamedTuple):
+    batch: int
+    tokens: int
+    channels: int
+    width: int
+    taps: int
+    dtype: str
+    multiprocessors: int  # of the machine the plan is made for: 1 makes few blocks with long runs
+
+
+CASES = [
+    Case(2, 64, 4, 128, 4, "bfloat16", 1),  # groups divide sequences; every slot is filled several times
+    Case(3, 21, 1, 384, 2, "bfloat16", 132),  # several strips; runs, groups and sequences end at different tokens
+    Case(1, 1, 3, 128, 8, "float32", 132),  # taps past the sequence, and no full group
+    Case(1, 63, 8, 128, 2, "bfloat16", 132),
+    Case(2, 63, 1, 256, 8, "float32", 1),
+    Case(9, 6, 3, 128, 8, "float32", 132),  # a window longer than a sequence, sequences shorter than runs
+    Case(1, 63, 2, 128, 1, "float32", 132),
+]
+
+
+def at_least_blocks(case, backward):
+    taps, tokens = min(case.taps, case.tokens), case.batch * case.tokens
+    return shapes.plan(tokens, case.channels, case.width, taps, case.dtype, backward=backward)
+
+
+def draw(case, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    state = jnp.asarray(normal(case.batch, case.tokens, case.channels, case.width), case.dtype)
+    d_read = jnp.asarray(normal(case.batch, case.tokens, case.width), case.dtype)
+    return state, normal(case.taps, case.channels, case.width), d_read
+
+
+def oracle(state, weights, d_read):
+    """x, dX, da term by term in float64."""
+    X, a, dx = (np.asarray(array, np.float64) for array in (state, weights, d_read))
+    x, dX, da = np.zeros_like(dx), np.zeros_like(X), np.zeros_like(a)
+    for b, t, s in itertools.product(range(X.shape[0]), range(X.shape[1]), range(len(a))):
+        if t - s >= 0:
+            x[b, t] += sum(a[s, j] * X[b, t - s, j] for j in range(X.shape[2]))
+            dX[b, t - s] += a[s] * dx[b, t]
+            da[s] += X[b, t - s] * dx[b, t]
+    return x, dX, da
+
+
+def assert_close(actual, arguments, dtype):
+    expected, terms = oracle(*arguments), oracle(*(np.abs(np.asarray(a, np.float64)) for a in arguments))
+    storage = BFLOAT16 if dtype == "bfloat16" else 0.0
+    # The gradient of the weights is kept in float32.
+    for name, got, target, scale, stored in zip(
+        ("read", "dX", "da"), actual, expected, terms, (storage, storage, 0.0), strict=True
+    ):
+        error = np.abs(np.asarray(got, np.float64) - target) - stored * np.abs(target)
+        assert got.shape == target.shape and np.all(error <= TOLERANCE * scale), f"{name}: {np.nanmax(error):.1e}"
+
+
+@functools.cache
+def differentiated(case, implementation):
+    """x, dX, da by the public operation, compiled once for each case."""
+
+    @jax.jit
+    def values(state, weights, d_read):
+        read, vjp = jax.vjp(lambda *a: token_read(*a, implementation=implementation), state, weights)
+        return read, *vjp(d_read)
+
+    return values
+
+
+@pytest.fixture
+def machine(request, monkeypatch):
+    """Plans for the machine that the case names."""
+    case = request.node.callspec.params["case"]
+    monkeypatch.setattr(shapes, "MULTIPROCESSORS", case.multiprocessors)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_specification_equals_the_oracle(case):
+    state, weights, d_read = draw(case)
+    read, vjp = jax.vjp(reference.token_read, state, weights)
+    # Autodiff of the specification rounds dX to the state's dtype once, as the others do.
+    assert_close((read, *vjp(d_read)), (state, weights, d_read), case.dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_values_and_cotangents_equal_the_oracle(machine, implementation, case):
+    arguments = draw(case)
+    results = differentiated(case, implementation)(*arguments)
+    assert [r.dtype for r in results] == [case.dtype, case.dtype, np.float32]
+    assert_close(results, arguments, case.dtype)  # the interpreter fills outputs with NaN: none stays unwritten
+
+
+def test_the_cases_reach_what_kernels_do_differently(monkeypatch):
+    seen = set()
+    for case, backward in itertools.product(CASES, (False, True)):
+        monkeypatch.setattr(shapes, "MULTIPROCESSORS", case.multiprocessors)
+        taps, tokens = min(case.taps, case.tokens), case.batch * case.tokens
+        cut = shapes.plan(tokens, case.channels, case.width, taps, case.dtype, backward=backward)
+        groups = tokens // cut.group
+        seen |= {f"{cut.group} tokens", f"{cut.tiles} × {cut.lanes}"}
+        seen |= {name for name, found in {
+            "many runs": cut.runs >= 3,
+            "several strips": cut.strips > 1 and cut.runs > 1,
+            "a slot used three times": groups // cut.runs > 2 * cut.slots and cut.runs > 1,
+            "unequal runs": groups % cut.runs,
+            "a tail after runs": cut.tail and cut.runs > 1,
+            "a tail alone": groups == 0,
+            "groups divide sequences": case.tokens % cut.group == 0,
+            "sequences end inside groups": case.tokens % cut.group and case.batch > 1,
+        }.items() if found}  # fmt: skip
+    assert seen >= {
+        "4 tokens", "8 tokens", "16 tokens", "1 × 128", "1 × 256", "many runs", "several strips",
+        "a slot used three times", "unequal runs", "a tail after runs", "a tail alone", "groups divide sequences",
+        "sequences end inside groups",
+    }  # fmt: skip
+
+
+# Two of the cases: where groups divide sequences and where they do not.
+@pytest.mark.parametrize("case", [CASES[0], CASES[1]], ids=str)
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_a_nan_stays_within_its_window_and_its_sequence(machine, implementation, case):
+    """The last and the first token of a sequence, and one where a run of the kernel ends, one at a time."""
+    (state, weights, d_read), values = draw(case), differentiated(case, implementation)
+    clean = [np.asarray(array, np.float32) for array in values(state, weights, d_read)]
+    cut = at_least_blocks(case, False)
+    edge = tokens_before_second_run(cut, case) - 1
+    for b, t in {(0, case.tokens - 1), (case.batch - 1, 0), divmod(edge, case.tokens)}:
+        read = np.asarray(values(state.at[b, t].set(np.nan), weights, d_read)[0], np.float32)
+        touched = np.zeros(read.shape[:2], bool)
+        touched[b, t : t + case.taps] = True
+        assert np.isnan(read[touched]).all()
+        np.testing.assert_array_equal(read[~touched], clean[0][~touched])
+        dX = np.asarray(values(state, weights, d_read.at[b, t].set(np.nan))[1], np.float32)
+        touched = np.zeros(read.shape[:2], bool)
+        touched[b, max(t - case.taps + 1, 0) : t + 1] = True
+        assert np.isnan(dX[touched]).all()
+        np.testing.assert_array_equal(dX[~touched], clean[1][~touched])
+
+
+def tokens_before_second_run(cut, case):
+    groups = case.batch * case.tokens // cut.group
+    return -(-groups // cut.runs) * cut.group
+
+
+@pytest.mark.parametrize("case", [CASES[0]], ids=str)
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_causality_is_exact(machine, implementation, case):
+    (state, weights, d_read), values = draw(case), differentiated(case, implementation)
+    before = values(state, weights, d_read)[0]
+    t = case.tokens // 2 + 1
+    after = values(state.at[:, t:].multiply(-3), weights, d_read)[0]
+    np.testing.assert_array_equal(before[:, :t], after[:, :t])
+    changed = np.any(np.asarray(before != after), axis=-1)
+    assert changed[:, t:].all()
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_any_leading_axes_also_under_vmap(implementation):
+    state, weights, _ = draw(Case(4, 17, 2, 128, 2, "float32", 132))
+    read = functools.partial(token_read, implementation=implementation)
+    expected = reference.token_read(state, weights)
+    several = read(state.reshape(2, 2, 17, 2, 128), weights)
+    np.testing.assert_allclose(several.reshape(expected.shape), expected, atol=1e-5)
+    np.testing.assert_allclose(read(state[0], weights), expected[0], atol=1e-5)
+    mapped = jax.jit(jax.vmap(read, in_axes=(0, None)))(state[:2], weights)
+    np.testing.assert_allclose(mapped, expected[:2], atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+def test_gradients_flow_through_a_scan(implementation):
+    """Layers scanned under jit, as the model runs them."""
+    state, weights, _ = draw(Case(1, 9, 1, 128, 3, "float32", 132))
+    layers = np.stack([weights, weights[::-1]])
+
+    def loss(operation, layers):
+        return jnp.sum(jax.lax.scan(lambda X, a: (jnp.tanh(operation(X, a))[:, :, None], None), state, layers)[0] ** 2)
+
+    public = functools.partial(token_read, implementation=implementation)
+    gradient = jax.jit(jax.grad(functools.partial(loss, public)))(layers)
+    expected = jax.grad(functools.partial(loss, reference.token_read))(layers)
+    np.testing.assert_allclose(gradient, expected, atol=1e-4 * np.max(np.abs(expected)))
+
+
+def test_weights_keep_their_dtype_in_the_gradient():
+    state, weights, d_read = draw(CASES[0])
+    narrow = jnp.asarray(weights, jnp.bfloat16)
+    _, vjp = jax.vjp(token_read, state, narrow)
+    assert [g.dtype for g in vjp(d_read)] == [jnp.bfloat16, jnp.bfloat16]
+
+
+def test_backward_keeps_one_array_of_the_states_size():
+    state, weights, _ = draw(CASES[0])
+    _, vjp = jax.vjp(token_read, state, weights)
+    assert len([leaf for leaf in jax.tree.leaves(vjp) if jnp.size(leaf) >= state.size]) == 1
+
+
+@pytest.mark.parametrize("wrong", [(4, 128), (4, 3, 128), (4, 4, 127), (0, 4, 128)])
+def test_weights_that_do_not_belong_are_refused(wrong):
+    state, *_ = draw(CASES[0])
+    with pytest.raises(ValueError, match=r"weights has shape .* needs \(taps, 4, 128\)"):
+        token_read(state, np.zeros(wrong, np.float32))
+
+
+def test_a_state_without_tokens_and_an_unknown_implementation_are_refused():
+    with pytest.raises(ValueError, match="needs .*tokens, channels, width"):
+        token_read(jnp.zeros((4, 128)), jnp.zeros((2, 4, 128)))
+    with pytest.raises(ValueError, match="'quantum' is not known"):
+        token_read(jnp.zeros((3, 4, 128)), jnp.zeros((2, 4, 128)), implementation="quantum")
+
+
+@pytest.mark.parametrize("shape, dtype, taps, reason", [
+    ((2, 8, 4, 770), "float32", 4, "width 770 is not a multiple of 128; nearest: 768 and 896"),
+    ((2, 8, 4, 96), "float32", 4, "width 96 is not a multiple of 128; nearest: 128"),
+    ((2, 8, 9, 128), "float32", 4, "9 channels are outside 1 to 8; nearest: 8"),
+    ((2, 8, 4, 128), "float32", 9, "9 taps are outside 1 to 8; nearest: 8"),
+    ((2, 8, 4, 128), "float16", 4, "dtype float16 is not supported; use bfloat16 or float32"),
+    ((0, 8, 4, 128), "float32", 4, "has no tokens"),
+])  # fmt: skip
+def test_what_the_kernels_cannot_take_is_refused_with_the_reason(shape, dtype, taps, reason):
+    assert reason in shapes.unsupported(shape, dtype, taps)
+    with pytest.raises(ValueError, match=reason):
+        token_read(jnp.zeros(shape, dtype), jnp.zeros((taps, *shape[2:])), implementation="pallas")
+    assert shapes.unsupported((2, 8, 4, 768), dtype if taps == 9 else "bfloat16", 8) is None
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("dtype", shapes.DTYPES)
+def test_plans_move_few_extra_bytes_and_keep_enough_in_flight(dtype, backward):
+    """Every supported V and K: at 32768 tokens, 1.05 times the least bytes, 32 KB in flight and 0.7 of all blocks."""
+    for V, K, width, tokens in itertools.product(range(1, 9), range(1, 9), (128, 384, 768, 1024, 2048), (32768, 40001)):
+        cut = shapes.plan(tokens, V, width, K, dtype, backward=backward)
+        least = shapes.minimum_bytes(tokens, V, width, K, dtype, backward=backward)
+        assert least <= shapes.moved_bytes(tokens, V, width, K, dtype, backward=backward) <= 1.05 * least
+        assert cut.strips * cut.strip == width and cut.tail == tokens % cut.group
+        loaded = cut.group * (V + backward) * cut.strip * jnp.dtype(dtype).itemsize
+        assert cut.blocks_per_multiprocessor * (cut.slots - 1) * loaded >= 32 * 1024
+        assert cut.blocks >= 132 * 2
+
+
+def test_few_tokens_keep_runs_of_a_least_length():
+    assert shapes.plan(1, 4, 768, 4, "bfloat16", backward=False).runs == 1
+    cut = shapes.plan(2048, 4, 768, 4, "bfloat16", backward=False)
+    assert cut.runs == 2048 // 16
+
+
+def test_the_form_for_xla_is_the_one_auto_runs():
+    state, weights, _ = draw(CASES[1])
+    np.testing.assert_array_equal(token_read(state, weights), xla.token_read(state, weights))
