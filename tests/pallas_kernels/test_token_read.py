@@ -33,13 +33,13 @@ CASES = [
     Case(3, 21, 1, 384, 2, "bfloat16", 132),  # several strips; runs, groups and sequences end at different tokens
     Case(1, 1, 3, 128, 8, "float32", 132),  # taps past the sequence, and no full group
     Case(1, 63, 8, 128, 2, "bfloat16", 132),
-    Case(2, 63, 1, 256, 8, "float32", 1),
+    Case(2, 63, 1, 512, 8, "float32", 1),
     Case(9, 6, 3, 128, 8, "float32", 132),  # a window longer than a sequence, sequences shorter than runs
-    Case(1, 63, 2, 128, 1, "float32", 132),
+    Case(1, 63, 2, 1024, 1, "bfloat16", 132),
 ]
 
 
-def at_least_blocks(case, backward):
+def plan(case, *, backward):
     taps, tokens = min(case.taps, case.tokens), case.batch * case.tokens
     return shapes.plan(tokens, case.channels, case.width, taps, case.dtype, backward=backward)
 
@@ -90,6 +90,11 @@ def differentiated(case, implementation):
     return values
 
 
+@functools.cache
+def results(case, implementation):
+    return differentiated(case, implementation)(*draw(case))
+
+
 @pytest.fixture
 def machine(request, monkeypatch):
     """Plans for the machine that the case names."""
@@ -108,19 +113,17 @@ def test_the_specification_equals_the_oracle(case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("implementation", ["xla", "pallas"])
 def test_values_and_cotangents_equal_the_oracle(machine, implementation, case):
-    arguments = draw(case)
-    results = differentiated(case, implementation)(*arguments)
-    assert [r.dtype for r in results] == [case.dtype, case.dtype, np.float32]
-    assert_close(results, arguments, case.dtype)  # the interpreter fills outputs with NaN: none stays unwritten
+    actual = results(case, implementation)
+    assert [array.dtype for array in actual] == [case.dtype, case.dtype, np.float32]
+    assert_close(actual, draw(case), case.dtype)  # the interpreter fills outputs with NaN: none stays unwritten
 
 
 def test_the_cases_reach_what_kernels_do_differently(monkeypatch):
     seen = set()
     for case, backward in itertools.product(CASES, (False, True)):
         monkeypatch.setattr(shapes, "MULTIPROCESSORS", case.multiprocessors)
-        taps, tokens = min(case.taps, case.tokens), case.batch * case.tokens
-        cut = shapes.plan(tokens, case.channels, case.width, taps, case.dtype, backward=backward)
-        groups = tokens // cut.group
+        cut = plan(case, backward=backward)
+        groups = case.batch * case.tokens // cut.group
         seen |= {f"{cut.group} tokens", f"{cut.tiles} × {cut.lanes}"}
         seen |= {name for name, found in {
             "many runs": cut.runs >= 3,
@@ -133,7 +136,7 @@ def test_the_cases_reach_what_kernels_do_differently(monkeypatch):
             "sequences end inside groups": case.tokens % cut.group and case.batch > 1,
         }.items() if found}  # fmt: skip
     assert seen >= {
-        "4 tokens", "8 tokens", "16 tokens", "1 × 128", "1 × 256", "many runs", "several strips",
+        "4 tokens", "8 tokens", "1 × 128", "1 × 256", "2 × 256", "many runs", "several strips",
         "a slot used three times", "unequal runs", "a tail after runs", "a tail alone", "groups divide sequences",
         "sequences end inside groups",
     }  # fmt: skip
@@ -143,36 +146,30 @@ def test_the_cases_reach_what_kernels_do_differently(monkeypatch):
 @pytest.mark.parametrize("case", [CASES[0], CASES[1]], ids=str)
 @pytest.mark.parametrize("implementation", ["xla", "pallas"])
 def test_a_nan_stays_within_its_window_and_its_sequence(machine, implementation, case):
-    """The last and the first token of a sequence, and one where a run of the kernel ends, one at a time."""
-    (state, weights, d_read), values = draw(case), differentiated(case, implementation)
-    clean = [np.asarray(array, np.float32) for array in values(state, weights, d_read)]
-    cut = at_least_blocks(case, False)
-    edge = tokens_before_second_run(cut, case) - 1
-    for b, t in {(0, case.tokens - 1), (case.batch - 1, 0), divmod(edge, case.tokens)}:
-        read = np.asarray(values(state.at[b, t].set(np.nan), weights, d_read)[0], np.float32)
-        touched = np.zeros(read.shape[:2], bool)
-        touched[b, t : t + case.taps] = True
-        assert np.isnan(read[touched]).all()
-        np.testing.assert_array_equal(read[~touched], clean[0][~touched])
-        dX = np.asarray(values(state, weights, d_read.at[b, t].set(np.nan))[1], np.float32)
-        touched = np.zeros(read.shape[:2], bool)
-        touched[b, max(t - case.taps + 1, 0) : t + 1] = True
-        assert np.isnan(dX[touched]).all()
-        np.testing.assert_array_equal(dX[~touched], clean[1][~touched])
-
-
-def tokens_before_second_run(cut, case):
-    groups = case.batch * case.tokens // cut.group
-    return -(-groups // cut.runs) * cut.group
+    """In the last token of the first sequence, the first token of the last, and where the kernel's first run ends."""
+    state, weights, d_read = draw(case)
+    cut, K = plan(case, backward=False), case.taps
+    edge = -(-(case.batch * case.tokens // cut.group) // cut.runs) * cut.group - 1
+    tokens = {(0, case.tokens - 1), (case.batch - 1, 0), divmod(edge, case.tokens)}
+    after, before = np.zeros((2, case.batch, case.tokens), bool)
+    for b, t in tokens:
+        state, d_read = state.at[b, t].set(np.nan), d_read.at[b, t].set(np.nan)
+        after[b, t : t + K] = True
+        before[b, max(t - K + 1, 0) : t + 1] = True
+    clean, dirty = results(case, implementation), differentiated(case, implementation)(state, weights, d_read)
+    for left, right, touched in zip(clean[:2], dirty[:2], (after, before), strict=True):
+        left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
+        assert np.isnan(right[touched]).all()
+        np.testing.assert_array_equal(left[~touched], right[~touched])
 
 
 @pytest.mark.parametrize("case", [CASES[0]], ids=str)
 @pytest.mark.parametrize("implementation", ["xla", "pallas"])
 def test_causality_is_exact(machine, implementation, case):
-    (state, weights, d_read), values = draw(case), differentiated(case, implementation)
-    before = values(state, weights, d_read)[0]
+    state, weights, d_read = draw(case)
     t = case.tokens // 2 + 1
-    after = values(state.at[:, t:].multiply(-3), weights, d_read)[0]
+    before = results(case, implementation)[0]
+    after = differentiated(case, implementation)(state.at[:, t:].multiply(-3), weights, d_read)[0]
     np.testing.assert_array_equal(before[:, :t], after[:, :t])
     changed = np.any(np.asarray(before != after), axis=-1)
     assert changed[:, t:].all()
@@ -250,21 +247,22 @@ def test_what_the_kernels_cannot_take_is_refused_with_the_reason(shape, dtype, t
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("dtype", shapes.DTYPES)
 def test_plans_move_few_extra_bytes_and_keep_enough_in_flight(dtype, backward):
-    """Every supported V and K: at 32768 tokens, 1.05 times the least bytes, 32 KB in flight and 0.7 of all blocks."""
-    for V, K, width, tokens in itertools.product(range(1, 9), range(1, 9), (128, 384, 768, 1024, 2048), (32768, 40001)):
+    sizes = (range(1, 9), range(1, 9), (128, 256, 384, 768, 1024, 2048), (32768, 40001))
+    for V, K, width, tokens in itertools.product(*sizes):
         cut = shapes.plan(tokens, V, width, K, dtype, backward=backward)
         least = shapes.minimum_bytes(tokens, V, width, K, dtype, backward=backward)
-        assert least <= shapes.moved_bytes(tokens, V, width, K, dtype, backward=backward) <= 1.05 * least
+        # A single strip needs as many runs as there are multiprocessors.
+        most = 1.05 if cut.strips > 1 else 1.09
+        assert least <= shapes.moved_bytes(tokens, V, width, K, dtype, backward=backward) <= most * least
         assert cut.strips * cut.strip == width and cut.tail == tokens % cut.group
         loaded = cut.group * (V + backward) * cut.strip * jnp.dtype(dtype).itemsize
         assert cut.blocks_per_multiprocessor * (cut.slots - 1) * loaded >= 32 * 1024
-        assert cut.blocks >= 132 * 2
+        assert 132 <= cut.blocks <= 132 * cut.blocks_per_multiprocessor
 
 
-def test_few_tokens_keep_runs_of_a_least_length():
-    assert shapes.plan(1, 4, 768, 4, "bfloat16", backward=False).runs == 1
-    cut = shapes.plan(2048, 4, 768, 4, "bfloat16", backward=False)
-    assert cut.runs == 2048 // 16
+def test_few_tokens_still_fill_the_machine():
+    assert shapes.plan(2048, 4, 768, 4, "bfloat16", backward=False).blocks >= 132
+    assert shapes.plan(1, 4, 768, 4, "bfloat16", backward=True).runs == 1
 
 
 def test_the_form_for_xla_is_the_one_auto_runs():
