@@ -20,9 +20,8 @@ F32 = jnp.float32
 class _Walk:
     """Which part of the arrays a block owns, and where in it sequences begin and end."""
 
-    def __init__(self, cut, tokens, length, taps):
-        self.cut, self.tokens, self.length, self.taps = cut, tokens, length, taps
-        self.halo = taps - 1 if cut.runs > 1 else 0
+    def __init__(self, cut, tokens, length):
+        self.cut, self.length = cut, length
         block = lax.axis_index("block")
         # Strips are the fast axis, so that the blocks running at one time read whole rows.
         self.strip, self.run = lax.rem(block, cut.strips), lax.div(block, cut.strips)
@@ -76,17 +75,23 @@ def _load_weights(weights, walk, taps, channels):
     return [[weights[s, j, walk.features()] for j in range(channels)] for s in range(taps)]
 
 
+def _dot(weights, values, start=None):
+    """start + Σ weights · values as a chain of fused multiply-adds."""
+    for weight, value in zip(weights, values, strict=True):
+        start = weight * value if start is None else weight * value + start
+    return start
+
+
 def token_read(state, weights, *, interpret=None):
     """x (B, T, d) of state X (B, T, V, d) and weights a (K, V, d): x_i[t] = Σ_s Σ_j a_sji X_ji[t−s]."""
     batch, length, V, width = state.shape
     weights = weights[:length].astype(F32)  # taps past the sequence see zeros only
     K, tokens = weights.shape[0], batch * length
     cut = shapes.plan(tokens, V, width, K, state.dtype, backward=False)
-    G, S = cut.group, cut.slots
-    halo = K - 1 if cut.runs > 1 else 0
+    G, S, halo = cut.group, cut.slots, cut.halo
 
     def body(x_gmem, a_gmem, read_gmem, *, x_smem, read_smem, loaded, **edge):
-        walk = _Walk(cut, tokens, length, K)
+        walk = _Walk(cut, tokens, length)
 
         def load(step, slot):
             source = walk.box(x_gmem, walk.first + step * G, G)
@@ -105,8 +110,7 @@ def token_read(state, weights, *, interpret=None):
         def read_token(so_far, X, token, place):
             """x[t], and what x[t+1], …, x[t+K−1] have so far."""
             so_far = walk.drop(so_far, token, place, 0)
-            now = [sum(a[s][j] * X[j] for j in range(V)) for s in range(K)]
-            sums = [old + new for old, new in zip(so_far, now, strict=False)] + now[K - 1 :]
+            sums = [_dot(a[s], X, so_far[s] if s < K - 1 else None) for s in range(K)]
             return sums[0], sums[1:]
 
         def read_tokens(so_far, first, source, target, count):
@@ -180,11 +184,10 @@ def token_read_backward(state, weights, d_read, *, interpret=None):
     weights = weights[:length].astype(F32)
     K, tokens = weights.shape[0], batch * length
     cut = shapes.plan(tokens, V, width, K, state.dtype, backward=True)
-    G, S = cut.group, cut.slots
-    halo = K - 1 if cut.runs > 1 else 0
+    G, S, halo = cut.group, cut.slots, cut.halo
 
     def body(x_gmem, a_gmem, dx_gmem, dX_gmem, da_gmem, *, x_smem, dx_smem, dX_smem, loaded, **edge):
-        walk = _Walk(cut, tokens, length, K)
+        walk = _Walk(cut, tokens, length)
 
         def load(step, slot):
             first = walk.end - (step + 1) * G
@@ -213,7 +216,7 @@ def token_read_backward(state, weights, d_read, *, interpret=None):
                 dx = [dx_source[g].astype(F32), *later]
                 for j in range(V):
                     X = x_source[g, j].astype(F32)
-                    target[g, j] = sum(a[s][j] * dx[s] for s in range(K)).astype(target.dtype)
+                    target[g, j] = _dot([a[s][j] for s in range(K)], dx).astype(target.dtype)
                     for s in range(K):
                         da[s][j] += X * dx[s]
                 later = dx[: K - 1]

@@ -10,7 +10,7 @@ import math
 import jax.numpy as jnp
 
 MULTIPROCESSORS = 132  # H200, NVIDIA's datasheet
-SHARED_MEMORY = 228 * 1024  # per multiprocessor, of which each block is charged 1 KB more than it asks for
+SHARED_MEMORY = 228 * 1024  # per multiprocessor; a block costs 1 KB more than it asks for, and each buffer whole KBs
 THREADS = 128  # one warpgroup
 DTYPES = ("bfloat16", "float32")
 MOST_CHANNELS = MOST_TAPS = 8
@@ -43,9 +43,11 @@ class Plan:
         strips: strips in the width.
         group: tokens in a box.
         slots: boxes on their way to a block's shared memory, or in use there.
-        blocks_per_multiprocessor: what shared memory and registers leave room for.
         runs: consecutive pieces of the flat tokens, of `tokens // group` groups in all, as equal as can be.
+        halo: tokens of its neighbour that a run reads.
         tail: tokens after the last full group; they belong to the last run.
+        shared_memory: bytes of a block.
+        blocks_per_multiprocessor: how many of them run at a time: what registers and shared memory leave room for.
     """
 
     tiles: int
@@ -53,9 +55,11 @@ class Plan:
     strips: int
     group: int
     slots: int
-    blocks_per_multiprocessor: int
     runs: int
+    halo: int
     tail: int
+    shared_memory: int
+    blocks_per_multiprocessor: int
 
     @property
     def strip(self) -> int:
@@ -75,51 +79,55 @@ def plan(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: 
     wide = [c for c in (4, 2) if columns % c == 0 and columns > c]
     each = max([1, *(c for c in wide if taps * (channels + 1) * c <= 40 and channels * c * size <= 16)])
     strip = each * THREADS
-    token = strip * size  # bytes of one channel of one token
-    loaded, stored = (channels + 1, channels) if backward else (channels, 1)
+    strips = width // strip
     # Boxes of about 8 KB: smaller ones cost more instructions per byte, larger ones leave fewer in flight. The bound
     # on what is unrolled keeps the registers in bounds, too.
+    loaded = (channels + backward) * strip * size  # bytes per token
     group = 4
-    while group < 16 and 2 * group * loaded * token <= 8192 and 2 * group * taps * each <= 64:
+    while group < 16 and 2 * group * loaded <= 8192 and 2 * group * taps * each <= 64:
         group *= 2
     tail = tokens % group
-    halo = (taps - 1) * (1 if backward else channels)
-    held = taps * channels * each * (2 if backward else 1)
+
+    def shared_memory(slots):
+        loads = (slots * group * channels, tail * channels)
+        per_buffer = (
+            (*loads, slots * group, tail, taps - 1, 2 * group * channels)
+            if backward
+            else (*loads, (taps - 1) * channels, 2 * group)
+        )
+        return sum(-(-n * strip * size // 1024) * 1024 for n in per_buffer) + 1024  # and the barriers
 
     def fits(blocks, slots):
-        return blocks * (_shared(token, group, slots, loaded, stored, halo, tail) + 1024) <= SHARED_MEMORY
+        return blocks * (shared_memory(slots) + 1024) <= SHARED_MEMORY
 
     # ptxas: at most 128 registers to 64 weights and sums, which leaves room for four blocks; 168, for three, to 128.
-    blocks = next(n for n in ((4, 3, 2, 1) if held <= 64 else (3, 2, 1)) if fits(n, 2))
-    slots = next(n for n in range(min(max(32768 // (group * loaded * token), 4), 8), 1, -1) if fits(blocks, n))
+    most = 4 if taps * channels * each * (1 + backward) <= 64 else 3
+    blocks = next(n for n in range(most, 0, -1) if fits(n, 2))
+    slots = next(n for n in range(min(max(32768 // (group * loaded), 4), 8), 1, -1) if fits(blocks, n))
     # All blocks run at once, each on as long a run as that gives. Halos, weights and partial sums are per run, so
-    # fewer runs where these would cost more than a twentieth, but one block per multiprocessor all the same. The
-    # least length bounds their cost where there are few tokens.
-    strips = width // strip
-    per_run = halo * size + taps * channels * 4 * (2 if backward else 1)
-    affordable = int(0.048 * tokens * (loaded + stored) * size / per_run)
+    # there are fewer runs where these would cost more than a twentieth, but one block per multiprocessor all the same.
+    # The least length bounds their cost where there are few tokens.
+    per_token = (2 * channels + 1 if backward else channels + 1) * size
+    per_run = (taps - 1) * (1 if backward else channels) * size + taps * channels * 4 * (1 + backward)
+    affordable = int(0.048 * tokens * per_token / per_run)
     least = -(-max(16, 2 * taps) // group)
-    most = MULTIPROCESSORS * blocks // strips
-    runs = max(1, min(most, max(affordable, MULTIPROCESSORS // strips), tokens // group // least))
-    return Plan(strip // min(strip, 256), min(strip, 256), strips, group, slots, blocks, runs, tail)
-
-
-def _shared(token, group, slots, loaded, stored, halo, tail):
-    """Bytes a block asks for: its slots, two buffers for what it stores, halo and tail, and 8 for each barrier."""
-    barriers = slots + (halo > 0) + (tail > 0)
-    return token * (slots * group * loaded + 2 * group * stored + halo + tail * loaded) + 8 * barriers
+    enough, most = MULTIPROCESSORS // strips, MULTIPROCESSORS * blocks // strips
+    runs = max(1, min(max(affordable, enough), most, tokens // group // least))
+    halo = taps - 1 if runs > 1 else 0
+    lanes = min(strip, 256)
+    return Plan(strip // lanes, lanes, strips, group, slots, runs, halo, tail, shared_memory(slots), blocks)
 
 
 def minimum_bytes(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: bool) -> int:
     """Every input read once and every output written once: (V+1) d per token, backward (2V+1) d, and the weights."""
     per_token = (2 * channels + 1 if backward else channels + 1) * width * jnp.dtype(dtype).itemsize
-    return tokens * per_token + taps * channels * width * 4 * (2 if backward else 1)
+    return tokens * per_token + taps * channels * width * 4 * (1 + backward)
 
 
 def moved_bytes(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: bool) -> int:
     """What the kernel's own copies move: its boxes, its halos, the weights once per run and the partial sums."""
     cut = plan(tokens, channels, width, taps, dtype, backward=backward)
-    halo = (taps - 1) * (1 if backward else channels) if cut.runs > 1 else 0
     per_token = 2 * channels + 1 if backward else channels + 1
-    weights = taps * channels * width * 4 * (2 if backward else 1)
+    halo = cut.halo * (1 if backward else channels)
+    weights = taps * channels * width * 4 * (1 + backward)
     return (per_token * tokens + halo * cut.runs) * width * jnp.dtype(dtype).itemsize + cut.runs * weights
