@@ -75,16 +75,16 @@ def plan(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: 
     """The plan for `tokens` tokens in all (sequences laid end to end)."""
     size, columns = jnp.dtype(dtype).itemsize, width // THREADS
     # For each of its features a thread holds K·V weights and K running values in registers, in backward K·V sums too;
-    # and the least box, of 4 tokens, should not pass 8 KB. More strips make longer runs: two where there can be.
+    # and 4 tokens should fit a box of 8 KB. More strips make longer runs: two where there can be.
     wide = [c for c in (4, 2) if columns % c == 0 and columns > c]
     each = max([1, *(c for c in wide if taps * (channels + 1) * c <= 40 and channels * c * size <= 16)])
     strip = each * THREADS
     strips = width // strip
-    # Boxes of about 8 KB: smaller ones cost more instructions per byte, larger ones leave fewer in flight. The bound
-    # on what is unrolled keeps the registers in bounds, too.
+    # Boxes of 5 to 10 KB: smaller ones cost more instructions per byte, larger ones leave fewer in flight. The bound on
+    # what is unrolled keeps the registers in bounds, too.
     loaded = (channels + backward) * strip * size  # bytes per token
-    group = 4
-    while group < 16 and 2 * group * loaded <= 8192 and 2 * group * taps * each <= 64:
+    group = 2
+    while group < 16 and 2 * group * loaded <= 10240 and 2 * group * taps * each <= 64:
         group *= 2
     tail = tokens % group
 
