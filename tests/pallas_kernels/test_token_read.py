@@ -25,15 +25,15 @@ class Case(NamedTuple):
     width: int
     taps: int
     dtype: str
-    multiprocessors: int  # of the machine the plan is made for: 1 makes few blocks with long runs
+    multiprocessors: int  # of the machine the plan is made for: few make long runs
 
 
 CASES = [
-    Case(2, 64, 4, 128, 4, "bfloat16", 1),  # groups divide sequences; every slot is filled several times
+    Case(2, 72, 4, 128, 4, "float32", 4),  # groups divide sequences; every slot is filled three times
     Case(3, 21, 1, 384, 2, "bfloat16", 132),  # several strips; runs, groups and sequences end at different tokens
     Case(1, 1, 3, 128, 8, "float32", 132),  # taps past the sequence, and no full group
     Case(1, 63, 8, 128, 2, "bfloat16", 132),
-    Case(2, 63, 1, 512, 8, "float32", 1),
+    Case(2, 63, 1, 512, 8, "float32", 4),
     Case(9, 6, 3, 128, 8, "float32", 132),  # a window longer than a sequence, sequences shorter than runs
     Case(1, 63, 2, 1024, 1, "bfloat16", 132),
 ]
@@ -142,7 +142,7 @@ def test_the_cases_reach_what_kernels_do_differently(monkeypatch):
             "sequences end inside groups": case.tokens % cut.group and case.batch > 1,
         }.items() if found}  # fmt: skip
     assert seen >= {
-        "4 tokens", "8 tokens", "1 × 128", "1 × 256", "2 × 256", "many runs", "several strips",
+        "2 tokens", "4 tokens", "16 tokens", "1 × 128", "1 × 256", "2 × 256", "many runs", "several strips",
         "a slot used three times", "unequal runs", "a tail after runs", "a tail alone", "groups divide sequences",
         "sequences end inside groups",
     }  # fmt: skip
@@ -169,7 +169,7 @@ def test_a_nan_stays_within_its_window_and_its_sequence(machine, implementation,
         np.testing.assert_array_equal(left[~touched], right[~touched])
 
 
-@pytest.mark.parametrize("case", [CASES[0]], ids=str)
+@pytest.mark.parametrize("case", [CASES[5]], ids=str)
 @pytest.mark.parametrize("implementation", ["xla", "pallas"])
 def test_causality_is_exact(machine, implementation, case):
     state, weights, d_read = draw(case)
@@ -209,7 +209,7 @@ def test_gradients_flow_through_a_scan(implementation):
 
 
 def test_weights_keep_their_dtype_in_the_gradient():
-    state, weights, d_read = draw(CASES[0])
+    state, weights, d_read = draw(CASES[1])
     narrow = jnp.asarray(weights, jnp.bfloat16)
     _, vjp = jax.vjp(token_read, state, narrow)
     assert [g.dtype for g in vjp(d_read)] == [jnp.bfloat16, jnp.bfloat16]
