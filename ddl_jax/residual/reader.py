@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from ddl_jax.config import ResidualConfig
 from ddl_jax.parameters import normal, weight
 from ddl_jax.residual.channels import read
-from ddl_jax.residual.expansion import delayed
+from pallas_kernels import token_read
 
 State = Float[Array, "batch tokens channels width"]
 Read = Float[Array, "batch tokens width"]
@@ -69,8 +69,7 @@ class TokenReader(nnx.Module):
         self.pool = weight(jnp.full(config.value_channels, 1 / config.value_channels))
 
     def __call__(self, state: State) -> Read:
-        taps = self.pool[...][:, None] * self.taps[...]
-        return sum(delayed(read(state, tap), steps) for steps, tap in enumerate(taps)).astype(state.dtype)
+        return token_read(state, self.pool[...][:, None] * self.taps[...])
 
 
 READERS = {"identity": IdentityReader, "channel": ChannelReader, "token": TokenReader}
