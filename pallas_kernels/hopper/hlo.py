@@ -38,8 +38,8 @@ def collectives(compiled: Compiled) -> dict[str, list[Collective]]:
         shapes = [shape.group() for shape in _SHAPE.finditer(match["shape"])]
         if match["start"] and match["operation"] == "collective-permute":
             shapes = shapes[1:2]  # (operand, result, two words of context)
-        elif match["start"] and match["operation"] != "all-reduce":
-            shapes = shapes[len(shapes) // 2 :]  # (operands, results)
+        elif match["start"] and (match["operation"] != "all-reduce" or match["shape"].startswith("((")):
+            shapes = shapes[len(shapes) // 2 :]  # (operands, results); all-reduce-start may also have results alone
         entry = Collective(shape=", ".join(shapes), bytes=sum(map(_bytes, shapes)))
         found.setdefault(match["operation"], []).append(entry)
     return found

@@ -191,8 +191,9 @@ def _kernels():
     """The kernels of both passes. Under jit, so that calls that are alike are traced, and lowered, once."""
     from pallas_kernels.rewrite import mosaic_gpu  # imports Pallas: a third of a second, for those who need it
 
-    static = ("epsilon", "erase", "with_discrepancy", "reverse", "interpret")
-    return tuple(jax.jit(kernel, static_argnames=static) for kernel in (mosaic_gpu.forward, mosaic_gpu.backward))
+    static = ("epsilon", "erase", "interpret")
+    forward = jax.jit(mosaic_gpu.forward, static_argnames=(*static, "with_discrepancy"))
+    return forward, jax.jit(mosaic_gpu.backward, static_argnames=(*static, "reverse"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 
 from pallas_kernels import dispatch, hopper, rewrite, rewrite_and_read
-from pallas_kernels.rewrite import xla
 from tests.pallas_kernels.scaling import scale
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -138,9 +137,7 @@ def test_pallas_on_a_cpu_is_interpreted(on_a_cpu):
 
 
 @pytest.mark.parametrize("operation", [rewrite, rewrite_and_read])
-def test_the_rewrite_under_auto_on_a_cpu_is_xla_bit_for_bit(on_a_cpu, monkeypatch, operation):
-    monkeypatch.setattr(shapes, "unsupported", lambda *_: None)
-    use_kernels(monkeypatch, [])
+def test_the_rewrite_under_auto_on_a_cpu_is_xla_bit_for_bit(on_a_cpu, operation):
     state, gate, weights = arrays(3, 5)
     arguments = (state, state[..., 0, :], state[..., 0], gate, weights)[: 5 if operation is rewrite_and_read else 4]
 

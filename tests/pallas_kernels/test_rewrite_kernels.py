@@ -45,7 +45,7 @@ class Shape:
         return "-".join(words + ["write_only"] * (not self.erase) + ["alone"] * (not self.reads))
 
 
-# Four blocks (see `four_blocks`), so that up to 31 tokens go several times around a ring. Two warpgroups from V d > 4096.
+# On four blocks, so that up to 31 tokens go several times around a ring. Two warpgroups where V d > 4096.
 SHAPES = [
     Shape(31, 4, 256),
     Shape(9, 1, 128),
@@ -83,7 +83,10 @@ def passes(arguments, cotangents, *, erase, reverse=False):
     state, value = (forward[0], forward[-1]) if reverse else (state, value)
     backward = mosaic_gpu.backward(
         *(state, branch, value, gate, weights[0] if weights else None, *cotangents),
-        **dict(epsilon=EPSILON, erase=erase, reverse=reverse, interpret=interpret),
+        epsilon=EPSILON,
+        erase=erase,
+        reverse=reverse,
+        interpret=interpret,
     )
     return forward, backward
 

@@ -233,8 +233,6 @@ def test_a_state_without_tokens_and_an_unknown_implementation_are_refused():
         token_read(jnp.zeros((4, 128)), jnp.zeros((2, 4, 128)))
     with pytest.raises(ValueError, match="'quantum' is not known"):
         token_read(jnp.zeros((3, 4, 128)), jnp.zeros((2, 4, 128)), implementation="quantum")
-    with pytest.raises(NotImplementedError, match="token_axes"):
-        token_read(jnp.zeros((3, 4, 128)), jnp.zeros((2, 4, 128)), implementation="pallas", token_axes="data")
 
 
 @pytest.mark.parametrize("shape, dtype, taps, reason", [
