@@ -68,8 +68,11 @@ class Case:
 
 def cases(kernel: str | None = None, shape: str | None = None) -> list[Case]:
     """Every case, or those of one kernel, one shape, or both; an empty list if there is none."""
-    every = (case for name, cut in SHAPES.items() for case in (*_rewrites(name, cut), *_token_reads(name, cut)))
-    return [case for case in every if kernel in (None, case.kernel) and shape in (None, case.shape)]
+    return [case for case in _all() if kernel in (None, case.kernel) and shape in (None, case.shape)]
+
+
+def _all() -> list[Case]:
+    return [case for name, shape in SHAPES.items() for case in (*_rewrites(name, shape), *_token_reads(name, shape))]
 
 
 def _rewrites(name: str, shape: Shape) -> Iterator[Case]:

@@ -6,18 +6,21 @@ Down to machine code, for what a kernel takes; the bytes that it moves are count
 import argparse
 import difflib
 import json
+import math
 import sys
 import time
 
 import jax
 
 from pallas_kernels import cases as case_list
+from pallas_kernels.h200 import MULTIPROCESSORS
 from pallas_kernels.hopper import MissingExtra, bytes_moved, mesh, resources
 
 # A kernel may move this much more than the least, from this many tokens on: below it, what every block loads for
 # itself (the reader's weights) is not small beside the tokens.
 MOST_MOVED = 1.05
 MANY_TOKENS = 32768
+LEAST_IN_FLIGHT = 32 * 1024  # bytes per multiprocessor: 4.8 TB/s for 0.9 microseconds of latency (Little's law)
 
 COLUMNS = (
     "kernel",
@@ -36,15 +39,16 @@ def measure(case: case_list.Case) -> dict[str, str | int]:
     """One row of the table: `COLUMNS` by name. Bytes in flight are those of a whole multiprocessor."""
     taken = resources(case.function, *case.arguments)
     traffic = bytes_moved(case.function, *case.arguments)
-    blocks = taken.blocks_per_multiprocessor
+    # The grid may have fewer blocks than there is room for.
+    resident = min(taken.blocks_per_multiprocessor, math.ceil(traffic.blocks / MULTIPROCESSORS))
     values = (
         case.kernel,
         case.shape,
         taken.registers,
         taken.spill_bytes,
         taken.shared_memory_bytes,
-        blocks,
-        traffic.in_flight * blocks,
+        taken.blocks_per_multiprocessor,
+        traffic.in_flight * resident,
         traffic.moved,
         case.minimum_bytes,
     )
@@ -61,6 +65,8 @@ def faults(case: case_list.Case, row: dict[str, str | int]) -> list[str]:
     if case.tokens >= MANY_TOKENS and row["bytes_moved"] > MOST_MOVED * row["minimum_bytes"]:
         ratio = row["bytes_moved"] / row["minimum_bytes"]
         found.append(f"moves {ratio:.3f} times the least bytes; {MOST_MOVED} is allowed")
+    if case.tokens >= MANY_TOKENS and row["bytes_in_flight"] < LEAST_IN_FLIGHT:
+        found.append(f"has {row['bytes_in_flight']} bytes in flight; {LEAST_IN_FLIGHT} hide the memory's latency")
     return found
 
 
@@ -69,8 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _Parser(
         prog="python -m pallas_kernels.hopper",
         description="Compiles the kernels for an H200, without one, and prints what they take and what they move. "
-        f"Exits with 1 if one spills registers, or moves more than {MOST_MOVED} times the least bytes "
-        f"at {MANY_TOKENS} tokens or more.",
+        f"Exits with 1 if one spills registers, moves more than {MOST_MOVED} times the least bytes, "
+        f"or has less than {LEAST_IN_FLIGHT} in flight, at {MANY_TOKENS} tokens or more.",
         epilog="bytes_in_flight: asked for and not yet there while a multiprocessor computes; bytes_moved: summed over "
         "the kernel's own copies; minimum_bytes: from the operation's formula. Needs the extra h200, no GPU.",
     )

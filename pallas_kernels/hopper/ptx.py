@@ -14,18 +14,18 @@ import re
 import sys
 import tempfile
 
-# One multiprocessor of compute capability 9.0: CUDA C++ Programming Guide, "Technical Specifications per Compute
-# Capability"; the granularities and the reserve are those of NVIDIA's occupancy calculator (cuda_occupancy.h).
-REGISTERS = 65536
-REGISTERS_UNIT = 256  # registers are handed out by the warp, in multiples of this
-QUARTERS = 4  # a warp lives in one of them; each has its own registers
-WARP = 32
-THREADS = 2048
-BLOCKS = 32
-SHARED_MEMORY = 228 * 1024  # bytes
-SHARED_MEMORY_PER_BLOCK = 227 * 1024  # bytes, the most that one block may ask for
-SHARED_MEMORY_RESERVED = 1024  # bytes, kept by CUDA for each block
-SHARED_MEMORY_UNIT = 128  # bytes
+from pallas_kernels.h200 import (
+    BLOCKS,
+    QUARTERS,
+    REGISTERS,
+    REGISTERS_UNIT,
+    SHARED_MEMORY,
+    SHARED_MEMORY_PER_BLOCK,
+    SHARED_MEMORY_RESERVED,
+    SHARED_MEMORY_UNIT,
+    THREADS,
+    WARP,
+)
 
 _ENTRY = re.compile(r"^\.visible \.entry (\S+?)\(", re.MULTILINE)
 _THREADS = re.compile(r"^\.(?:maxntid|reqntid) (\d+)(?:, (\d+))?(?:, (\d+))?", re.MULTILINE)

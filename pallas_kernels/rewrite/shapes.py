@@ -10,13 +10,16 @@ from pallas_kernels.h200 import (
     MULTIPROCESSORS,
     REGISTERS,
     SHARED_MEMORY,
-    SHARED_MEMORY_BLOCK,
+    SHARED_MEMORY_PER_BLOCK,
     SHARED_MEMORY_RESERVED,
     WARPGROUP,
 )
 
 MOST_CHANNELS = 8
 STRIP = 32  # numbers of one token's X beyond which a thread shares the work with a second warpgroup: see `plan`
+# Bytes of loads that hide the memory's latency: Little's law at 4.8 TB/s over 132 multiprocessors and about a
+# microsecond asks for 36 KB; a reserve on top for the time in which a block computes.
+IN_FLIGHT = 64 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,25 +99,30 @@ def plan(
     box = BOX if columns % (BOX // WARPGROUP) == 0 else WARPGROUP
     token = token_bytes(channels, width, state_dtype, branch_dtype, backward=backward, reads=reads)
     # A thread's part of X is `strip` numbers. What it holds of that size, and about what besides, is from ptxas:
-    # forward X and a; backward a, da and where there is room D.
+    # forward X and a; backward a, da and where there is room D, in reverse two of it.
     strip = channels * columns
     keep = strip <= STRIP
     copies = (2 * reads + keep + (keep and reverse)) if backward else (1 + reads)
-    registers = min((72 if backward else 40) + strip * copies + 3 * columns + 7 & ~7, 255)
+    besides = 72 if backward else 24 + 16 * warpgroups
+    registers = min(besides + strip * copies + 3 * columns + 7 & ~7, 255)
     sums = 4 * (box + 2) * padded(rows(channels, backward)) * warpgroups
     barriers_and_alignment = 2048
 
     def stages(blocks: int) -> int:
-        share = min(SHARED_MEMORY // blocks - SHARED_MEMORY_RESERVED, SHARED_MEMORY_BLOCK)
+        share = min(SHARED_MEMORY // blocks - SHARED_MEMORY_RESERVED, SHARED_MEMORY_PER_BLOCK)
         return (share - sums - barriers_and_alignment) // token
 
     most = max(1, min(8, REGISTERS // (registers * WARPGROUP * warpgroups)))
     blocks = next((n for n in range(most, 1, -1) if stages(n) >= 3), 1)
+    # Enough slots for IN_FLIGHT besides the one that is worked on and the one that is stored, four at least, eight at
+    # most, as far as there is room.
+    loaded = token - (reads and not backward) * width * jnp.dtype(state_dtype).itemsize
+    wanted = 2 + math.ceil(IN_FLIGHT / (blocks * loaded))
     return Plan(
         warpgroups=warpgroups,
         box=box,
         boxes=columns * WARPGROUP // box,
-        stages=max(1, min(4, stages(blocks))),
+        stages=max(1, min(max(4, wanted), 8, stages(blocks))),
         blocks_per_multiprocessor=blocks,
         blocks=max(1, min(tokens, MULTIPROCESSORS * blocks)),
         keep=keep,

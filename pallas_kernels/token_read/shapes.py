@@ -9,9 +9,8 @@ import math
 
 import jax.numpy as jnp
 
-MULTIPROCESSORS = 132  # H200, NVIDIA's datasheet
-SHARED_MEMORY = 228 * 1024  # per multiprocessor; a block costs 1 KB more than it asks for, and each buffer whole KBs
-THREADS = 128  # one warpgroup
+from pallas_kernels.h200 import MULTIPROCESSORS, SHARED_MEMORY, WARPGROUP
+
 DTYPES = ("bfloat16", "float32")
 MOST_CHANNELS = MOST_TAPS = 8
 
@@ -19,10 +18,10 @@ MOST_CHANNELS = MOST_TAPS = 8
 def unsupported(state_shape: tuple[int, ...], dtype, taps: int) -> str | None:
     """Why the kernels cannot read a state (…, T, V, d) of this dtype with K taps, or None where they can."""
     *leading, channels, width = state_shape
-    if width % THREADS or width == 0:
-        below = width // THREADS * THREADS
-        nearest = " and ".join(str(legal) for legal in (below, below + THREADS) if legal)
-        return f"width {width} is not a multiple of {THREADS}; nearest: {nearest}"
+    if width % WARPGROUP or width == 0:
+        below = width // WARPGROUP * WARPGROUP
+        nearest = " and ".join(str(legal) for legal in (below, below + WARPGROUP) if legal)
+        return f"width {width} is not a multiple of {WARPGROUP}; nearest: {nearest}"
     for name, value, most in (("channels", channels, MOST_CHANNELS), ("taps", taps, MOST_TAPS)):
         if not 1 <= value <= most:
             return f"{value} {name} are outside 1 to {most}; nearest: {min(max(value, 1), most)}"
@@ -73,12 +72,12 @@ class Plan:
 
 def plan(tokens: int, channels: int, width: int, taps: int, dtype, *, backward: bool) -> Plan:
     """The plan for `tokens` tokens in all (sequences laid end to end)."""
-    size, columns = jnp.dtype(dtype).itemsize, width // THREADS
+    size, columns = jnp.dtype(dtype).itemsize, width // WARPGROUP
     # For each of its features a thread holds K·V weights and K running values in registers, in backward K·V sums too;
     # and 4 tokens should fit a box of 8 KB. More strips make longer runs: two where there can be.
     wide = [c for c in (4, 2) if columns % c == 0 and columns > c]
     each = max([1, *(c for c in wide if taps * (channels + 1) * c <= 40 and channels * c * size <= 16)])
-    strip = each * THREADS
+    strip = each * WARPGROUP
     strips = width // strip
     # Boxes of 5 to 10 KB: smaller ones cost more instructions per byte, larger ones leave fewer in flight. The bound on
     # what is unrolled keeps the registers in bounds, too.

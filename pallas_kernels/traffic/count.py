@@ -23,12 +23,14 @@ class Traffic:
         per_operand: (loaded, stored) of each input and output of the kernels, by its place: `input 0`, `output 1`.
         in_flight: bytes that one block has asked for and not yet waited for while it computes; see
             `schedule.bytes_in_flight`. Of a function's kernels, that which moves the most.
+        blocks: in the grid of that kernel.
     """
 
     loaded: int
     stored: int
     per_operand: dict[str, tuple[int, int]]
     in_flight: int
+    blocks: int
 
     @property
     def moved(self) -> int:
@@ -60,7 +62,7 @@ def bytes_moved(function: Callable, *arguments: Any) -> Traffic:
             per_operand[operand.name] = (before[0] + times * operand.loaded, before[1] + times * operand.stored)
             loaded, stored = loaded + times * operand.loaded, stored + times * operand.stored
     largest = max((kernel for kernel, _ in runs), key=lambda kernel: sum(o.loaded + o.stored for o in kernel.operands))
-    return Traffic(loaded, stored, per_operand, bytes_in_flight(largest.events))
+    return Traffic(loaded, stored, per_operand, bytes_in_flight(largest.events), largest.blocks)
 
 
 def _find(jaxpr, times: int, kernels: list) -> None:

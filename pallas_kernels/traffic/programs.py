@@ -36,7 +36,8 @@ class Kernel:
         self.sizes = dict(blocks + threads)
         self.grid_names = mesh.grid_names
         per_block = mesh.num_threads or 1
-        middle = math.prod(size for _, size in blocks) // 2
+        self.blocks = math.prod(size for _, size in blocks)
+        middle = self.blocks // 2
         self.watched = range(middle * per_block, (middle + 1) * per_block)  # the warpgroups of a block amid the grid
         self.events: list[list[Event]] = [[] for _ in self.watched]
         inputs = len(equation.invars)
