@@ -90,7 +90,7 @@ def token_read(state, weights, *, interpret=None):
     cut = shapes.plan(tokens, V, width, K, state.dtype, backward=False)
     G, S, halo = cut.group, cut.slots, cut.halo
 
-    def body(x_gmem, a_gmem, read_gmem, *, x_smem, read_smem, loaded, **edge):
+    def token_read(x_gmem, a_gmem, read_gmem, *, x_smem, read_smem, loaded, **edge):
         walk = _Walk(cut, tokens, length)
 
         def load(step, slot):
@@ -166,7 +166,7 @@ def token_read(state, weights, *, interpret=None):
         scratch["tail_loaded"] = plgpu.Barrier(num_arrivals=1)
         scratch["tail_smem"] = plgpu.SMEM((cut.tail, V, *row), state.dtype)
     read = plgpu.kernel(
-        body,
+        token_read,
         out_type=jax.ShapeDtypeStruct((tokens, width // cut.lanes, cut.lanes), state.dtype),
         scratch_types=scratch,
         **_launch(cut, interpret),
@@ -186,7 +186,7 @@ def token_read_backward(state, weights, d_read, *, interpret=None):
     cut = shapes.plan(tokens, V, width, K, state.dtype, backward=True)
     G, S, halo = cut.group, cut.slots, cut.halo
 
-    def body(x_gmem, a_gmem, dx_gmem, dX_gmem, da_gmem, *, x_smem, dx_smem, dX_smem, loaded, **edge):
+    def token_read_backward(x_gmem, a_gmem, dx_gmem, dX_gmem, da_gmem, *, x_smem, dx_smem, dX_smem, loaded, **edge):
         walk = _Walk(cut, tokens, length)
 
         def load(step, slot):
@@ -277,7 +277,7 @@ def token_read_backward(state, weights, d_read, *, interpret=None):
         scratch["tail_dx_smem"] = plgpu.SMEM((cut.tail, *row), state.dtype)
     x, a = _tiled(state.reshape(tokens, V, width), cut), _tiled(weights, cut)
     dX, da = plgpu.kernel(
-        body,
+        token_read_backward,
         out_type=[jax.ShapeDtypeStruct(x.shape, state.dtype), jax.ShapeDtypeStruct((cut.runs, *a.shape), F32)],
         scratch_types=scratch,
         **_launch(cut, interpret),
