@@ -49,9 +49,10 @@ class Block:
         """This warpgroup's part of a slot (or of one channel in it)."""
         return self.smem[name].at[(self.warpgroup, slot, *channel)]
 
-    def get(self, ref) -> jax.Array:
+    def get(self, ref, *, shared: bool = True) -> jax.Array:
         """A strip of shared or global memory, in float32 registers."""
-        return plgpu.layout_cast(ref[...].astype(F32), self.layout)
+        # jax 0.11 knows optimised loads, those that avoid bank conflicts, of shared memory only.
+        return plgpu.layout_cast(plgpu.load(ref, optimized=shared).astype(F32), self.layout)
 
     def put(self, ref, strip: jax.Array) -> None:
         """The strip back to memory, in the memory's dtype."""
