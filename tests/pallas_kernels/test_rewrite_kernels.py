@@ -162,6 +162,12 @@ def test_kernels_equal_the_oracle_at_any_size_of_the_arguments(shape, seed, stat
     check(shape, seed, state=10**state, branch=10**branch, value=10**value, gate=gate)
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_kernels_equal_the_oracle_around_the_guard(reverse):
+    for branch in (0.0, 1e-7, 1e-6, 1e-5):  # ‖h‖ from nothing to 16 ε
+        check(Shape(4, 2, 256, reverse=reverse), 3, branch=branch)
+
+
 @pytest.mark.parametrize("poisoned", ["state", "branch", "value", "gate"])
 def test_a_nan_in_one_token_stays_in_that_token(poisoned):
     shape = Shape(5, 2, 256)
