@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"Exits with 1 if one spills registers, moves more than {MOST_MOVED} times the least bytes, "
         f"or has less than {LEAST_IN_FLIGHT} in flight, at {MANY_TOKENS} tokens or more.",
         epilog="bytes_in_flight: asked for and not yet there while a multiprocessor computes; bytes_moved: summed over "
-        "the kernel's own copies; minimum_bytes: from the operation's formula. Needs the extra h200, no GPU.",
+        "the kernel's own copies; minimum_bytes: from the operation's formula. Needs the extra compile, no GPU.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON list on stdout, and nothing else there")
     parser.add_argument("--kernel", metavar="NAME", help="only this kernel")

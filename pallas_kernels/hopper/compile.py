@@ -68,7 +68,7 @@ def compile_lowered(lowered: Lowered) -> Compiled:
     except jax.errors.JaxRuntimeError as error:
         if "ptxas" not in str(error):
             raise
-        raise MissingExtra("compiling for an H200 needs ptxas, and found none: pip install -e '.[h200]'") from error
+        raise MissingExtra("compiling for an H200 needs ptxas, and found none: pip install -e '.[compile]'") from error
     if len(kernels) == len(found) == 1:  # of several, nothing says which is which
         _known[kernels.pop()] = found[0]
     return compiled

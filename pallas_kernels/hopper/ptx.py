@@ -129,7 +129,7 @@ def recorded() -> Iterator[list[Resources]]:
 def _without_noise() -> Iterator[None]:
     """Holds back what C++ writes to stderr, and lets through afterwards all but the complaints about nvdisasm.
 
-    A dump includes the machine code's disassembly, which nobody asked for, and whose tool the extra h200 has not got.
+    A dump includes the machine code's disassembly, which nobody asked for, and whose tool may not be there.
     """
     sys.stderr.flush()
     kept = os.dup(2)

@@ -17,7 +17,7 @@ PLUGIN = "jax_plugins.xla_cuda13"
 
 
 class MissingExtra(ImportError):
-    """A package of the extra h200 is not installed."""
+    """A package of the extra compile is not installed."""
 
 
 def mesh(axes: dict[str, int], axis_types: tuple[AxisType, ...] | None = None) -> Mesh:
@@ -38,7 +38,7 @@ def mesh(axes: dict[str, int], axis_types: tuple[AxisType, ...] | None = None) -
 @functools.cache
 def _devices(count: int) -> list[jax.Device]:
     if importlib.util.find_spec(PLUGIN.split(".")[0]) is None or importlib.util.find_spec(PLUGIN) is None:
-        raise MissingExtra("compiling for an H200 needs jax's CUDA 13 plugin: pip install -e '.[h200]'")
+        raise MissingExtra("compiling for an H200 needs jax's CUDA 13 plugin: pip install -e '.[compile]'")
     if count > GPUS_PER_HOST and count % GPUS_PER_HOST:
         raise ValueError(f"{count} devices do not fill hosts of {GPUS_PER_HOST}")
     description = importlib.resources.files(__package__).joinpath("h200.txtpb").read_text()

@@ -1,7 +1,6 @@
 """Our own kernels as H200s get them: no spills, no byte more than needed, loads enough in flight."""
 
 import functools
-import importlib.util
 import math
 
 import jax.numpy as jnp
@@ -11,11 +10,8 @@ from pallas_kernels import cases, hopper
 from pallas_kernels.h200 import MULTIPROCESSORS, SHARED_MEMORY_PER_BLOCK
 from pallas_kernels.hopper.__main__ import LEAST_IN_FLIGHT, MANY_TOKENS, MOST_MOVED
 from pallas_kernels.rewrite import mosaic_gpu, shapes
+from tests.h200 import needs_compiler
 
-needs_h200 = pytest.mark.skipif(
-    importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None,
-    reason="needs the extra h200: pip install -e '.[h200]'",
-)
 KERNELS = ["rewrite", "rewrite_and_read", "rewrite_backward", "rewrite_and_read_backward", "rewrite_and_read_reverse"]
 KERNELS += ["token_read", "token_read_backward"]
 
@@ -81,7 +77,7 @@ def test_a_second_load_of_the_state_is_seen(monkeypatch):
     assert after.moved > MOST_MOVED * this.minimum_bytes
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("shape", ["small", "medium", "wide", "odd_640"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_fit_an_h200(kernel, shape):

@@ -5,7 +5,6 @@ H200s. That needs no GPU.
 """
 
 import functools
-import importlib.util
 import logging
 import os
 import pathlib
@@ -21,16 +20,13 @@ import numpy as np
 import pytest
 
 from pallas_kernels import dispatch, hopper, rewrite, rewrite_and_read
+from tests.h200 import needs_compiler
 from tests.pallas_kernels.scaling import scale
 
 ROOT = pathlib.Path(__file__).parents[2]
 BATCH, TOKENS, CHANNELS, WIDTH = 16, 8, 4, 256
 FORWARD, BACKWARD = "scale_kernel", "scale_backward_kernel"
 KINDS = [AxisType.Auto, AxisType.Explicit]
-needs_h200 = pytest.mark.skipif(
-    importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None,
-    reason="needs the extra h200: pip install -e '.[h200]'",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +112,7 @@ def test_the_local_devices_are_explained_by_default(monkeypatch):
     assert dispatch.explain("auto") == "XLA: NVIDIA A100 is not a Hopper GPU"
 
 
-@needs_h200
+@needs_compiler
 def test_devices_that_are_not_here_can_be_explained():
     assert dispatch.explain("auto", None, list(mesh_of(data=4).devices.flat)) == "Pallas (Hopper)"
 
@@ -167,7 +163,7 @@ def test_what_the_kernel_cannot_take_runs_on_xla_under_auto_and_is_said_once(on_
     assert caplog.records[0].levelno == logging.INFO  # on a CPU nobody need know
 
 
-@needs_h200
+@needs_compiler
 def test_what_is_compiled_for_gpus_warns(caplog):
     caplog.set_level(logging.WARNING)
     mesh = mesh_of(data=2)
@@ -176,7 +172,7 @@ def test_what_is_compiled_for_gpus_warns(caplog):
     assert said(caplog) == ["scale runs on XLA: width 72 is not a multiple of 128"]
 
 
-@needs_h200
+@needs_compiler
 def test_auto_on_a_gpu_that_is_no_hopper_is_xla(monkeypatch, caplog):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [A100])
@@ -207,7 +203,7 @@ def mapped(state, gate, weights):
     return jax.vmap(scale, in_axes=(0, 0, None))(state, gate, weights)
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("function, expected", [
     (scale, {FORWARD: 1}),
     (gradients(scale), {FORWARD: 1, BACKWARD: 1}),
@@ -222,7 +218,7 @@ def test_a_program_for_hopper_has_the_kernels(function, expected):
     assert hopper.kernels(hopper.compile_for(function, *placed(mesh_of(data=1), P()))) == expected
 
 
-@needs_h200
+@needs_compiler
 def test_a_program_for_hopper_needs_no_mesh(on_a_cpu):
     lowered = jax.jit(scale).trace(*arrays(2, 3)).lower(lowering_platforms=("cuda",))
     assert "mosaic_gpu" in lowered.as_text()
@@ -239,7 +235,7 @@ def axes_for(kind, token_axes=AXES):
     return token_axes if kind == AxisType.Auto else None
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("implementation", ["auto", "pallas"])
 @pytest.mark.parametrize("devices", [4, 8])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -252,7 +248,7 @@ def test_tokens_stay_where_they_are(kind, devices, implementation):
     assert "conditional(" not in both.as_text()  # nothing is left of the choice
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_tokens_stay_where_they_are_under_scan_and_remat(kind):
     def step(*arguments):
@@ -264,7 +260,7 @@ def test_tokens_stay_where_they_are_under_scan_and_remat(kind):
     assert collectives(program) == {"all-reduce": [SUM]}
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_sequences_may_be_divided(kind):
     spec = P("data", "fsdp")
@@ -273,7 +269,7 @@ def test_sequences_may_be_divided(kind):
     assert (hopper.kernels(program)[BACKWARD], collectives(program)) == (1, {"all-reduce": [SUM]})
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_divided_weights_are_gathered_and_nothing_else(kind):
     arguments = placed(mesh_of(kind, data=2, fsdp=2), P(AXES), weights=P(None, "fsdp"))
@@ -281,7 +277,7 @@ def test_divided_weights_are_gathered_and_nothing_else(kind):
     assert found == {"all-gather": [SUM], "all-reduce": [SUM]}
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_mesh_of_the_context_will_do(kind):
     mesh = mesh_of(kind, data=2, fsdp=2)
@@ -292,7 +288,7 @@ def test_the_mesh_of_the_context_will_do(kind):
     assert (hopper.kernels(program), collectives(program)) == ({FORWARD: 1}, {})
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("manual", [AXES, ("data",)], ids=["all axes", "one axis"])
@@ -309,7 +305,7 @@ def test_an_enclosing_shard_map_has_divided_already(manual, kind, check_vma):
     assert collectives(program) == {"all-reduce": [SUM]}
 
 
-@needs_h200
+@needs_compiler
 def test_vmap_over_divided_examples_keeps_them_divided_on_auto_axes():
     def operation(*arguments):
         one = functools.partial(scale, token_axes=())
@@ -319,7 +315,7 @@ def test_vmap_over_divided_examples_keeps_them_divided_on_auto_axes():
     assert (hopper.kernels(program), collectives(program)) == ({"batched_body": 2}, {"all-reduce": [SUM]})
 
 
-@needs_h200
+@needs_compiler
 def test_vmap_over_an_explicit_axis_is_xla_under_auto(caplog):
     arguments = placed(mesh_of(AxisType.Explicit, data=2, fsdp=2), P(AXES))
     program = hopper.compile_for(mapped, *arguments)
@@ -381,7 +377,7 @@ def test_without_a_mesh_token_axes_say_nothing_to_a_single_device(on_a_cpu):
     scale(*arrays(4), implementation="pallas", token_axes="data")
 
 
-@needs_h200
+@needs_compiler
 def test_auto_on_a_mesh_that_does_not_say_where_tokens_are_is_xla(caplog):
     program = hopper.compile_for(scale, *placed(mesh_of(data=4), P("data")))
     assert (hopper.kernels(program), collectives(program)) == ({}, {})

@@ -16,12 +16,9 @@ from pallas_kernels.hopper import __main__ as command
 from pallas_kernels.hopper import target
 from pallas_kernels.hopper.compile import compile_lowered
 from pallas_kernels.hopper.ptx import Resources, parse
+from tests.h200 import needs_compiler
 from tests.pallas_kernels.scale_kernel import arguments, scale
 
-needs_h200 = pytest.mark.skipif(
-    importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None,
-    reason="needs the extra h200: pip install -e '.[h200]'",
-)
 WIDTH = 256
 
 
@@ -64,7 +61,7 @@ def test_registers_and_spills_are_read_from_the_assembler():
         parse(ptx, "", passes)
 
 
-@needs_h200
+@needs_compiler
 def test_the_resources_of_a_compiled_kernel():
     function = functools.partial(scale, stages=3, rows=2)
     got = hopper.resources(function, *arguments(4096, WIDTH))
@@ -78,7 +75,7 @@ def test_the_resources_of_a_compiled_kernel():
         hopper.resources(lambda x, factor: x * 2, *arguments(4096, WIDTH))
 
 
-@needs_h200
+@needs_compiler
 def test_a_kernel_that_spills_says_so():
     got = hopper.resources(functools.partial(scale, live=40), *arguments(1000, 1024))
     assert got.registers == 255
@@ -86,7 +83,7 @@ def test_a_kernel_that_spills_says_so():
     assert got.spill_loads > 0
 
 
-@needs_h200
+@needs_compiler
 def test_plain_jit_gathers_a_kernels_operands_and_shard_map_does_not():
     mesh = hopper.mesh({"data": 4})
     rows, all_columns = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
@@ -104,7 +101,7 @@ def test_plain_jit_gathers_a_kernels_operands_and_shard_map_does_not():
     assert hopper.resources(scale, *arguments(256, WIDTH)).spill_bytes == 0
 
 
-@needs_h200
+@needs_compiler
 def test_every_collective_is_found_with_its_bytes():
     mesh = hopper.mesh({"a": 2, "b": 2})
     axes = ("a", "b")
@@ -163,13 +160,13 @@ def test_missing_packages_are_named(monkeypatch, capsys):
     target._devices.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(hopper.MissingExtra, match=r"pip install -e '\.\[h200\]'"):
+        with pytest.raises(hopper.MissingExtra, match=r"pip install -e '\.\[compile\]'"):
             hopper.mesh({"device": 1})
         assert command.main(["--json"]) == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.count("\n") == 1
-    assert "h200" in output.err
+    assert "compile" in output.err
 
     class Lowered(Text):
         def compile(self):
@@ -204,7 +201,7 @@ def listed(monkeypatch):
     return put
 
 
-@needs_h200
+@needs_compiler
 def test_the_command_prints_a_table_and_pure_json(listed, capfd):
     assert command.main([]) == 0
     output = capfd.readouterr()
@@ -225,7 +222,7 @@ def test_the_command_prints_a_table_and_pure_json(listed, capfd):
     assert len(json.loads(capfd.readouterr().out)) == 1
 
 
-@needs_h200
+@needs_compiler
 def test_the_command_names_what_is_not_as_it_should_be(listed, capfd):
     listed(case("spilling", "tiny", 100, width=1024, live=40), case("wasteful", "large", 32768, excess=0.06, rows=2))
     assert command.main(["--json"]) == 1

@@ -1,7 +1,6 @@
 """The public operations with their kernels: against XLA where a CPU interprets them, and as compiled for H200s."""
 
 import functools
-import importlib.util
 
 import jax
 import jax.export
@@ -19,11 +18,8 @@ from pallas_kernels import (
     rewrite_and_read,
     token_read,
 )
+from tests.h200 import needs_compiler
 
-needs_h200 = pytest.mark.skipif(
-    importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None,
-    reason="needs the extra h200: pip install -e '.[h200]'",
-)
 # Two float32 computations of the same sums, of at most 1024 terms, in another order; in bfloat16 a rounding each.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2**-6}
 
@@ -197,7 +193,7 @@ def kernels_of(operation, backward=True):
     return {forward: 1} | ({forward + ending: 1} if backward else {})
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("devices, kind", [(4, AxisType.Auto), (8, AxisType.Explicit)], ids=str)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 def test_over_a_mesh_nothing_moves_but_the_weights_gradient(operation, devices, kind):
@@ -216,7 +212,7 @@ def test_over_a_mesh_nothing_moves_but_the_weights_gradient(operation, devices, 
     assert set(hopper.collectives(both)) <= {"all-reduce"}
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("operation", OPERATIONS[:2] + OPERATIONS[4:], ids=lambda f: f.__name__)
 def test_remat_runs_the_forward_kernel_again(operation):
     mesh = hopper.mesh({"data": 1})
@@ -238,7 +234,7 @@ def test_remat_runs_the_forward_kernel_again(operation):
     assert found[forward] == (2 if operation is token_read_of else 1)
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 def test_a_divided_width_is_refused(operation):
     mesh = hopper.mesh({"data": 2, "tensor": 2}, (AxisType.Explicit,) * 2)
@@ -250,7 +246,7 @@ def test_a_divided_width_is_refused(operation):
         hopper.compile_for(operation, arguments)
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 def test_a_mesh_without_a_word_about_its_axes_is_refused(operation):
     arguments = placed(hopper.mesh({"data": 4}, (AxisType.Auto,)), P("data"))
@@ -258,7 +254,7 @@ def test_a_mesh_without_a_word_about_its_axes_is_refused(operation):
         hopper.compile_for(functools.partial(operation, implementation="pallas"), arguments)
 
 
-@needs_h200
+@needs_compiler
 def test_kernels_can_be_exported():
     arguments = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in arrays(4, 6, width=256).items()}
     calls = [jax.export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")]
