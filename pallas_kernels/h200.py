@@ -1,7 +1,8 @@
 """The H200 as a kernel sees it.
 
 Per multiprocessor of compute capability 9.0: CUDA C++ Programming Guide, "Technical Specifications per Compute
-Capability"; the units in which things are handed out, and the reserve: NVIDIA's occupancy calculator (cuda_occupancy.h).
+Capability"; the units in which things are handed out, and the reserve: NVIDIA's occupancy calculator
+(cuda_occupancy.h).
 """
 
 MULTIPROCESSORS = 132  # NVIDIA's H200 datasheet, as the next
