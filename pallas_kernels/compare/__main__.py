@@ -1,0 +1,121 @@
+"""`python -m pallas_kernels.compare`: XLA against Pallas, on whatever device is there.
+
+On a GPU how fast each is, and how exact; on a CPU how exact, and what the programs compiled for an H200 move.
+"""
+
+from collections.abc import Sequence
+import json
+from pathlib import Path
+import sys
+import time
+
+import jax
+
+from pallas_kernels import cases, dispatch, hopper
+from pallas_kernels.compare import compiled, report
+from pallas_kernels.compare.measure import finite, measure, row
+from pallas_kernels.compare.operations import IMPLEMENTATIONS, PASSES, Comparison
+from pallas_kernels.console import Parser, progress
+
+SHAPES_ON_GPU = ("small", "small_v1", "small_v8", "medium")
+SHAPES_ON_CPU = ("small",)
+# Tokens whose results are compared with float64. On a GPU a number that nothing divides, so that every ring of slots
+# goes round and ends in between. An interpreted kernel takes a tenth of a second for each of its blocks.
+TOKENS_ON_GPU = 1022
+TOKENS_ON_CPU = 6
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0, 1 if an implementation fails or is wrong, 2 for a bad argument."""
+    parser = _parser()
+    try:
+        chosen = parser.parse_args(arguments)
+        parser.check_name("operation", chosen.operation, {what.operation for what in PASSES})
+        parser.check_name("shape", chosen.shape, cases.SHAPES)
+        if chosen.plot is not None:
+            report.require_plots()
+            if not chosen.plot.absolute().parent.is_dir():
+                parser.error(f"--plot {chosen.plot}: there is no folder {chosen.plot.absolute().parent}")
+    except report.MissingExtra as error:
+        print(error, file=sys.stderr)
+        return 2
+    except SystemExit as stop:  # argparse leaves so
+        return int(stop.code or 0)
+
+    on_gpu = jax.default_backend() == "gpu"
+    tokens = TOKENS_ON_GPU if on_gpu else TOKENS_ON_CPU
+    implementations, problems = IMPLEMENTATIONS, []
+    try:
+        dispatch.explain("pallas")
+    except ValueError as error:
+        print(f"only XLA is measured: {error}", file=sys.stderr)
+        implementations = ("xla",)
+    selected = _select(chosen.operation, chosen.shape, SHAPES_ON_GPU if on_gpu else SHAPES_ON_CPU)
+    rows, copied, programs, begun = [], [], [], time.monotonic()
+    look = compiled.compiled
+    for number, comparison in enumerate(selected):
+        progress("comparing", number, len(selected), time.monotonic() - begun, str(comparison))
+        outcomes = measure(comparison, implementations, tokens=tokens, timed=on_gpu, complain=problems.append)
+        for name, outcome in outcomes.items():
+            rows.append(row(comparison, name, outcome))
+            copied += [outcome.copied] if outcome.copied else []
+            if on_gpu:
+                continue
+            try:
+                programs.append(look(comparison, name))
+            except hopper.MissingExtra as error:
+                look = compiled.moved
+                progress()
+                print(error, file=sys.stderr)
+                programs.append(look(comparison, name))
+    progress()
+
+    card = jax.local_devices()[0].device_kind
+    copies = f"{min(copied) / 1e9:,.0f} to {max(copied) / 1e9:,.0f} GB/s" if copied else "nothing measured"
+    if on_gpu:
+        heading = f"{card}: copies on the device at {copies}. Errors: up to {tokens} tokens against float64."
+    else:
+        heading = (
+            "CPU: here the kernels are interpreted, and times would mean nothing, so there are none. Errors: up to "
+            f"{tokens} tokens against float64. Further columns: the programs as compiled for an H200, not run."
+        )
+    if chosen.json:
+        print(heading, file=sys.stderr)
+        print(json.dumps([finite(one) for one in rows], indent=1))
+    else:
+        cells = zip(*(program.cells() for program in programs), strict=True)
+        print(heading)
+        print(report.table(rows, None if on_gpu else dict(zip(compiled.TITLES, cells, strict=True))))
+    if chosen.plot is not None and on_gpu:
+        report.plot_speed(rows, chosen.plot, f"{card}, copies at {copies}")
+    elif chosen.plot is not None:
+        report.plot_moved(rows, [program.moved for program in programs], chosen.plot)
+    for problem in dict.fromkeys(problems):
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m pallas_kernels.compare",
+        description="Compares the operations as XLA compiles them with the Pallas kernels, forward and backward: time "
+        "on the device, bandwidth, and the error against float64. On a CPU, where kernels are interpreted: the error, "
+        "and what the programs move when they are compiled for an H200. Exits with 1 if one fails or is wrong.",
+        epilog="GB/s: the least bytes that the operation must move, over the time; of copy: the share of what a plain "
+        "copy on the same device moves per second, measured in turns with it. Shapes by default: "
+        f"{', '.join(SHAPES_ON_GPU)}; on a CPU {', '.join(SHAPES_ON_CPU)}.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON list on stdout, and nothing else there")
+    parser.add_argument("--operation", metavar="NAME", help="only this operation")
+    parser.add_argument("--shape", metavar="NAME", help="only this shape, any of pallas_kernels.cases")
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw a bar chart, too (extra plots)")
+    return parser
+
+
+def _select(operation: str | None, shape: str | None, default: Sequence[str]) -> list[Comparison]:
+    shapes = default if shape is None else (shape,)
+    return [Comparison(what, name) for name in shapes for what in PASSES if operation in (None, what.operation)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
