@@ -2,6 +2,7 @@
 
 import hypothesis
 import jax
+import pytest
 
 # Without it a GPU multiplies float32 matrices in TF32, three decimal digits short of what the tolerances assume.
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -9,3 +10,12 @@ hypothesis.settings.register_profile(
     "reproducible", derandomize=True, deadline=None, database=None, max_examples=12, phases=[hypothesis.Phase.generate]
 )
 hypothesis.settings.load_profile("reproducible")
+
+
+def pytest_runtest_setup(item):
+    """Skips what is marked `hopper` where there is no such GPU."""
+    if item.get_closest_marker("hopper") is None:
+        return
+    device = jax.local_devices()[0]
+    if not str(getattr(device, "compute_capability", "")).startswith("9."):
+        pytest.skip(f"needs a Hopper GPU, such as an H200; here is {device.device_kind}")

@@ -64,17 +64,24 @@ def require_plots() -> None:
 
 def plot_speed(rows: Sequence[Row], path: str | Path, title: str) -> None:
     """A chart of `copy_fraction`, as `plot`; the title names the card."""
-    plot(rows, [row["copy_fraction"] for row in rows], path, title=title, axis=SPEED, mark="{:.0%}")
+    plot(rows, [row["copy_fraction"] for row in rows], path, title=title, axis=SPEED, mark="{:.0%}", tick="{:.0%}")
 
 
 def plot_moved(rows: Sequence[Row], moved: Sequence[float | None], path: str | Path) -> None:
     """A chart of the bytes that programs compiled for an H200 move, as multiples of the least, as `plot`."""
     title = "Compiled for an H200, not run: bytes between memory and chip"
-    plot(rows, moved, path, title=title, axis=MOVED, mark="{:.2f}×")
+    plot(rows, moved, path, title=title, axis=MOVED, mark="{:.2f}×", tick="{:g}×")
 
 
 def plot(
-    rows: Sequence[Row], values: Sequence[float | None], path: str | Path, *, title: str, axis: str, mark: str
+    rows: Sequence[Row],
+    values: Sequence[float | None],
+    path: str | Path,
+    *,
+    title: str,
+    axis: str,
+    mark: str,
+    tick: str,
 ) -> None:
     """Draws a bar for each value, XLA and Pallas side by side, a panel for each shape, as a PNG.
 
@@ -85,6 +92,7 @@ def plot(
         title: what was measured, and on which card.
         axis: what the values are, and their unit.
         mark: a format for the number at the end of a bar, such as "{:.0%}".
+        tick: a format for the numbers along the axis.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -102,7 +110,7 @@ def plot(
         if value is not None and math.isfinite(value)
     }
     figure = Figure(
-        figsize=(3.4 + 2.9 * len(shapes) + 1.6 * (len(shapes) == 1), 1.7 + 0.62 * len(passes)),
+        figsize=(4.2 + 2.9 * len(shapes) + 1.6 * (len(shapes) == 1), 1.5 + 0.62 * len(passes)),
         dpi=150,
         layout="constrained",
     )
@@ -121,18 +129,19 @@ def plot(
                 color=COLOURS[implementation],
                 label=NAMES[implementation],
             )
-            panel.bar_label(bars, [mark.format(value) for _, value in found], padding=3, fontsize=8)
-        panel.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+            paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # over the line at 1
+            panel.bar_label(bars, [mark.format(value) for _, value in found], padding=4, fontsize=8, bbox=paper)
+        panel.axvline(1.0, color="black", linewidth=0.8, linestyle=":", zorder=1.5)
         panel.set_title(shape, fontsize=10)
         panel.set_xlim(0, 1.18 * most)
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: mark.format(value)))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick.format(value)))
         panel.tick_params(axis="x", labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].set_yticks(range(len(passes)), [f"{operation}\n{direction}" for operation, direction in passes])
     panels[0].tick_params(axis="y", labelsize=9)
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(passes) - 0.5, -0.5)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.legend(handles, labels, loc="outside right upper", frameon=False)
     figure.supxlabel(axis, fontsize=10)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, format="png")

@@ -31,7 +31,8 @@ WARMUP = 3  # rounds that are not counted: compiling, clocks rising
 FEW = 2  # programs
 LONG = 10e-3  # seconds: what many programs should take at least; a thousand times what the host's clock is worth
 CALLS = 16  # most calls in a program
-ROTATED = 2 * 10**9  # bytes that the calls of a program touch together: 30 times an H200's cache and more
+CACHE = 60 * 2**20  # bytes: the L2 of an H200, as its driver reports it
+ROTATED = 2 * 10**9  # bytes that the calls of a program should touch together
 
 
 @dataclasses.dataclass
@@ -52,6 +53,11 @@ def calls_for(nbytes: int) -> int:
     return min(CALLS, max(2, math.ceil(ROTATED / nbytes)))
 
 
+def uncached(nbytes: int) -> bool:
+    """Whether the calls of a program touch so much that the cache is no help, if each moves so many bytes."""
+    return calls_for(nbytes) * nbytes >= 4 * CACHE
+
+
 def program(function: Callable, calls: Sequence[tuple]) -> Program:
     """A program that calls a function on each of some arguments.
 
@@ -59,16 +65,18 @@ def program(function: Callable, calls: Sequence[tuple]) -> Program:
         function: returns a tuple of arrays.
         calls: the arguments of each call.
     """
+    # Flat, so that the host spends no time on what holds the arrays: for backward, that is a VJP.
+    arrays, tree = jax.tree.flatten(list(calls))
     run = jax.jit(
-        lambda results, calls: [function(*call) for call in calls],
+        lambda results, arrays: jax.tree.leaves([function(*call) for call in tree.unflatten(arrays)]),
         donate_argnums=0,
         keep_unused=True,  # the results of before are only there to be written over
     )
-    results = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run, None, calls))
+    results = [jnp.zeros(result.shape, result.dtype) for result in jax.eval_shape(run, [], arrays)]
 
     def enqueue():
         nonlocal results
-        results = run(results, calls)
+        results = run(results, arrays)
         return results
 
     return Program(enqueue, len(calls))
