@@ -3,9 +3,10 @@
 On a GPU how fast each is, and how exact; on a CPU how exact, and what the programs compiled for an H200 move.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import json
 from pathlib import Path
+import signal
 import sys
 import time
 
@@ -13,7 +14,7 @@ import jax
 
 from pallas_kernels import cases, dispatch, hopper
 from pallas_kernels.compare import compiled, report
-from pallas_kernels.compare.measure import finite, measure, row
+from pallas_kernels.compare.measure import finite, first_line, measure, row
 from pallas_kernels.compare.operations import IMPLEMENTATIONS, PASSES, Comparison
 from pallas_kernels.console import Parser, progress
 
@@ -26,7 +27,10 @@ TOKENS_ON_CPU = 6
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, 1 if an implementation fails or is wrong, 2 for a bad argument."""
+    """Runs the command; returns its exit code.
+
+    0; 1 if an implementation fails or is wrong; 2 for a bad argument; 3 if it was stopped, after printing what it has.
+    """
     parser = _parser()
     try:
         chosen = parser.parse_args(arguments)
@@ -42,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SystemExit as stop:  # argparse leaves so
         return int(stop.code or 0)
 
-    on_gpu = jax.default_backend() == "gpu"
+    on_gpu = _on_gpu()
     tokens = TOKENS_ON_GPU if on_gpu else TOKENS_ON_CPU
     implementations, problems = IMPLEMENTATIONS, []
     try:
@@ -51,23 +55,17 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"only XLA is measured: {error}", file=sys.stderr)
         implementations = ("xla",)
     selected = _select(chosen.operation, chosen.shape, SHAPES_ON_GPU if on_gpu else SHAPES_ON_CPU)
-    rows, copied, programs, begun = [], [], [], time.monotonic()
-    look = compiled.compiled
-    for number, comparison in enumerate(selected):
-        progress("comparing", number, len(selected), time.monotonic() - begun, str(comparison))
-        outcomes = measure(comparison, implementations, tokens=tokens, timed=on_gpu, complain=problems.append)
-        for name, outcome in outcomes.items():
-            rows.append(row(comparison, name, outcome))
-            copied += [outcome.copied] if outcome.copied else []
-            if on_gpu:
-                continue
-            try:
-                programs.append(look(comparison, name))
-            except hopper.MissingExtra as error:
-                look = compiled.moved
-                progress()
-                print(error, file=sys.stderr)
-                programs.append(look(comparison, name))
+    rows, copied, programs, stopped, begun = [], [], [], False, time.monotonic()
+    look = _Look(problems.append) if not on_gpu and (not chosen.json or chosen.plot) else None
+    try:
+        for number, comparison in enumerate(selected):
+            progress("comparing", number, len(selected), time.monotonic() - begun, str(comparison))
+            outcomes = measure(comparison, implementations, tokens=tokens, timed=on_gpu, complain=problems.append)
+            programs += [look(comparison, name) for name in outcomes] if look else []
+            rows += [row(comparison, name, outcome) for name, outcome in outcomes.items()]
+            copied += [outcome.copied for outcome in outcomes.values() if outcome.copied]
+    except KeyboardInterrupt:  # what has been measured is worth having
+        stopped = True
     progress()
 
     card = jax.local_devices()[0].device_kind
@@ -83,16 +81,38 @@ def main(arguments: list[str] | None = None) -> int:
         print(heading, file=sys.stderr)
         print(json.dumps([finite(one) for one in rows], indent=1))
     else:
-        cells = zip(*(program.cells() for program in programs), strict=True)
         print(heading)
-        print(report.table(rows, None if on_gpu else dict(zip(compiled.TITLES, cells, strict=True))))
+        print(report.table(rows, compiled.columns(programs[: len(rows)]) if look else None))
     if chosen.plot is not None and on_gpu:
         report.plot_speed(rows, chosen.plot, f"{card}, copies at {copies}")
     elif chosen.plot is not None:
-        report.plot_moved(rows, [program.moved for program in programs], chosen.plot)
+        report.plot_moved(rows, [program.moved for program in programs[: len(rows)]], chosen.plot)
     for problem in dict.fromkeys(problems):
         print(problem, file=sys.stderr)
-    return 1 if problems else 0
+    return 3 if stopped else 1 if problems else 0
+
+
+def _on_gpu() -> bool:
+    return jax.default_backend() == "gpu"
+
+
+class _Look:
+    """Looks at programs compiled for an H200; without the extra h200 says so once, and does without."""
+
+    def __init__(self, complain: Callable[[str], None]):
+        self._look, self._complain = compiled.compiled, complain
+
+    def __call__(self, comparison: Comparison, implementation: str) -> compiled.Compiled:
+        try:
+            return self._look(comparison, implementation)
+        except hopper.MissingExtra as error:
+            progress()
+            print(error, file=sys.stderr)
+            self._look = compiled.moved
+            return self._look(comparison, implementation)
+        except Exception as failure:
+            self._complain(f"{comparison} {implementation}, for an H200: {first_line(failure)}")
+            return compiled.Compiled(None)
 
 
 def _parser() -> Parser:
@@ -118,4 +138,5 @@ def _select(operation: str | None, shape: str | None, default: Sequence[str]) ->
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: prints what there is
     sys.exit(main())

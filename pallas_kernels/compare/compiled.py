@@ -1,5 +1,6 @@
 """What the programs become on an H200, without one: the bytes they move and what a kernel takes."""
 
+from collections.abc import Sequence
 import dataclasses
 
 from pallas_kernels import hopper
@@ -26,6 +27,12 @@ class Compiled:
         moved = "–" if self.moved is None else f"{self.moved:.3f}"
         keys = ("registers", "spill_bytes", "blocks_per_multiprocessor", "bytes_in_flight")
         return (moved, *(f"{self.taken[key]:,}" if self.taken else "–" for key in keys))
+
+
+def columns(programs: Sequence[Compiled]) -> dict[str, list[str]]:
+    """Their cells by the columns' titles."""
+    cells = [program.cells() for program in programs]
+    return {title: [line[i] for line in cells] for i, title in enumerate(TITLES)}
 
 
 def compiled(comparison: Comparison, implementation: str) -> Compiled:

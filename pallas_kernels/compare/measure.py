@@ -56,10 +56,10 @@ def measure(
         try:
             outcome.relative_error = error = comparison.relative_error(name, tokens)
         except Exception as failure:  # whatever XLA, Mosaic or the GPU make of it
-            complain(f"{comparison} {name}: {_first_line(failure)}")
+            complain(f"{comparison} {name}: {first_line(failure)}")
         else:
             if not error <= most:
-                complain(f"{comparison} {name}: relative error {error:.1e}; {most:.0e} is allowed")
+                complain(f"{comparison} {name}: relative error {error:.1e}; {most:.1e} is allowed")
     if timed:
         _time(comparison, outcomes, complain)
     return outcomes
@@ -76,11 +76,11 @@ def _time(comparison: Comparison, outcomes: dict[str, Outcome], complain) -> Non
             jax.block_until_ready(program.enqueue())
             programs[name] = program
         except Exception as failure:
-            complain(f"{comparison} {name}: {_first_line(failure)}")
+            complain(f"{comparison} {name}: {first_line(failure)}")
     try:
         seconds = timing.median_seconds(programs)
     except Exception as failure:
-        complain(f"{comparison}: {_first_line(failure)}")
+        complain(f"{comparison}: {first_line(failure)}")
         return
     for name in programs.keys() & outcomes.keys():
         outcomes[name].seconds, outcomes[name].copied = seconds[name], 2 * COPY / seconds["copy"]
@@ -91,7 +91,8 @@ def _copy() -> timing.Program:
     return timing.copy(COPY)
 
 
-def _first_line(failure: Exception) -> str:
+def first_line(failure: Exception) -> str:
+    """What failed, in one line."""
     text = str(failure).strip().splitlines()
     return f"{type(failure).__name__}: {text[0] if text else ''}"
 

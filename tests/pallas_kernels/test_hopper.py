@@ -159,6 +159,34 @@ def test_collectives_in_two_halves_and_in_tuples_are_listed_once():
     }
 
 
+def test_bytes_accessed_are_the_operands_and_results_of_every_kernel():
+    program = """HloModule m
+%fused (p: f32[8]) -> f32[8] {
+  ROOT %double = f32[8]{0} add(%p, %p)
+}
+
+ENTRY %main (x: f32[8], y: bf16[4,8]) -> (f32[8], f32[8]) {
+  %x = f32[8]{0} parameter(0)
+  %y = bf16[4,8]{1,0} parameter(1), metadata={op_name="y"}
+  %two = (f32[8]{0}, f32[4]{0}) fusion(%x, %y, /*index=2*/%x), kind=kLoop, calls=%fused
+  %part = f32[8]{0} get-tuple-element(%two), index=0
+  %view = f32[2,4]{1,0} bitcast(%part)
+  %copied = f32[8]{0} copy(%part)
+  ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%part, %copied)
+}
+"""
+    assert hopper.bytes_accessed(Text(program)) == (32 + 64 + 32 + 16) + (32 + 32)
+    with pytest.raises(ValueError, match="control flow: while loop"):
+        hopper.bytes_accessed(Text(program.replace("%copied = f32[8]{0} copy", "%loop = f32[8]{0} while")))
+
+
+@needs_h200
+def test_bytes_accessed_by_a_compiled_program():
+    x = jax.ShapeDtypeStruct((1024, 1024), "float32")
+    compiled = hopper.compile_for(lambda x: jax.numpy.sum(x * 2, axis=1), x)
+    assert hopper.bytes_accessed(compiled) == 4 * (1024 * 1024 + 1024)
+
+
 def test_missing_packages_are_named(monkeypatch, capsys):
     target._devices.cache_clear()
     with monkeypatch.context() as patch:
