@@ -5,6 +5,7 @@ On a GPU how fast each is, and how exact; on a CPU how exact, and what the progr
 
 from collections.abc import Callable, Sequence
 import json
+import logging
 from pathlib import Path
 import signal
 import sys
@@ -93,7 +94,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _on_gpu() -> bool:
-    return jax.default_backend() == "gpu"
+    if any(Path("/dev").glob("nvidia*")):
+        return jax.default_backend() == "gpu"
+    logging.disable(logging.CRITICAL)  # jax's CUDA plugin says in a traceback that there is no GPU
+    try:
+        return jax.default_backend() == "gpu"
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 class _Look:
