@@ -4,7 +4,7 @@
 """
 
 from pallas_kernels.hopper.compile import compile_for, resources
-from pallas_kernels.hopper.hlo import Collective, collectives, kernels
+from pallas_kernels.hopper.hlo import Collective, bytes_accessed, collectives, kernels
 from pallas_kernels.hopper.ptx import Resources
 from pallas_kernels.hopper.target import MissingExtra, mesh
 from pallas_kernels.traffic import Traffic, bytes_moved
@@ -14,6 +14,7 @@ __all__ = [
     "MissingExtra",
     "Resources",
     "Traffic",
+    "bytes_accessed",
     "bytes_moved",
     "collectives",
     "compile_for",

@@ -17,6 +17,11 @@ _COLLECTIVE = re.compile(
 )
 _SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<sizes>[\d,]*)\]")
 _KERNEL = re.compile(r'custom_call_target="mosaic_gpu[^"]*".*?metadata=\{[^}]*?op_name="(?P<path>[^"]*)"')
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%(?P<name>\S+) = (?P<shape>\(.*?\)|\S+) (?P<operation>[\w-]+)\((?P<operands>.*?)\)"
+)
+_FREE = ("parameter", "bitcast", "get-tuple-element", "tuple", "constant", "after-all")  # name bytes, move none
+_CONTROL = ("while", "conditional", "call")
 _BITS = re.compile(r"^[a-z]+(\d+)")
 
 
@@ -50,6 +55,29 @@ def kernels(compiled: Compiled) -> dict[str, int]:
     paths = (match["path"].split("/") for match in _KERNEL.finditer(compiled.as_text()))
     # jit(step)/…/name/mpmd_map: the last part is the primitive.
     return dict(collections.Counter(path[-2] if len(path) > 1 else path[-1] for path in paths))
+
+
+def bytes_accessed(compiled: Compiled) -> int:
+    """Bytes that a program's kernels read and write when each reads its operands once, whole, and writes its results.
+
+    A kernel that reads an operand twice moves more, one that reads a slice of it less.
+
+    Raises:
+        ValueError: the program has control flow, whose trips the text does not tell.
+    """
+    sizes, total = {}, 0
+    entry = compiled.as_text().partition("\nENTRY ")[2]
+    for line in entry.splitlines():
+        match = _INSTRUCTION.match(line)
+        if match is None:
+            continue
+        if match["operation"] in _CONTROL:
+            raise ValueError(f"the program has control flow: {match['operation']} {match['name']}")
+        sizes[match["name"]] = sum(_bytes(shape.group()) for shape in _SHAPE.finditer(match["shape"]))
+        if match["operation"] not in _FREE:
+            operands = set(re.findall(r"%([\w.-]+)", match["operands"]))
+            total += sizes[match["name"]] + sum(sizes[operand] for operand in operands)
+    return total
 
 
 def _bytes(shape: str) -> int:

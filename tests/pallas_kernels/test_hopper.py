@@ -13,7 +13,7 @@ import pytest
 
 from pallas_kernels import cases, hopper
 from pallas_kernels.hopper import __main__ as command
-from pallas_kernels.hopper import target
+from pallas_kernels.hopper import measure, target
 from pallas_kernels.hopper.compile import compile_lowered
 from pallas_kernels.hopper.ptx import Resources, parse
 from tests.h200 import needs_compiler
@@ -156,6 +156,34 @@ def test_collectives_in_two_halves_and_in_tuples_are_listed_once():
     }
 
 
+def test_bytes_accessed_are_the_operands_and_results_of_every_kernel():
+    program = """HloModule m
+%fused (p: f32[8]) -> f32[8] {
+  ROOT %double = f32[8]{0} add(%p, %p)
+}
+
+ENTRY %main (x: f32[8], y: bf16[4,8]) -> (f32[8], f32[8]) {
+  %x = f32[8]{0} parameter(0)
+  %y = bf16[4,8]{1,0} parameter(1), metadata={op_name="y"}
+  %two = (f32[8]{0}, f32[4]{0}) fusion(%x, %y, /*index=2*/%x), kind=kLoop, calls=%fused
+  %part = f32[8]{0} get-tuple-element(%two), index=0
+  %view = f32[2,4]{1,0} bitcast(%part)
+  %copied = f32[8]{0} copy(%part)
+  ROOT %out = (f32[8]{0}, f32[8]{0}) tuple(%part, %copied)
+}
+"""
+    assert hopper.bytes_accessed(Text(program)) == (32 + 64 + 32 + 16) + (32 + 32)
+    with pytest.raises(ValueError, match="control flow: while loop"):
+        hopper.bytes_accessed(Text(program.replace("%copied = f32[8]{0} copy", "%loop = f32[8]{0} while")))
+
+
+@needs_h200
+def test_bytes_accessed_by_a_compiled_program():
+    x = jax.ShapeDtypeStruct((1024, 1024), "float32")
+    compiled = hopper.compile_for(lambda x: jax.numpy.sum(x * 2, axis=1), x)
+    assert hopper.bytes_accessed(compiled) == 4 * (1024 * 1024 + 1024)
+
+
 def test_missing_packages_are_named(monkeypatch, capsys):
     target._devices.cache_clear()
     with monkeypatch.context() as patch:
@@ -191,7 +219,8 @@ def case(kernel, shape, number, excess=0.0, width=WIDTH, **options) -> cases.Cas
 
 @pytest.fixture
 def listed(monkeypatch):
-    """The command's cases: two that are as they should be."""
+    """The command's cases: two that are as they should be, but for the few bytes that they have in flight."""
+    monkeypatch.setattr(measure, "LEAST_IN_FLIGHT", 1024)
 
     def put(*extra):
         good = [case("scale", "small", 1000, excess=0.5), case("scale", "large", 32768)]
@@ -216,7 +245,7 @@ def test_the_command_prints_a_table_and_pure_json(listed, capfd):
     assert all(tuple(row) == command.COLUMNS for row in rows)
     large = rows[1]
     assert large["bytes_moved"] == large["minimum_bytes"] == 2 * 32768 * WIDTH * 2 + 8 * WIDTH * 4
-    assert large["bytes_in_flight"] == 2 * WIDTH * 2 * large["blocks_per_multiprocessor"]
+    assert large["bytes_in_flight"] == 2 * WIDTH * 2, "of the one block that its grid has for each multiprocessor"
 
     assert command.main(["--json", "--shape", "small", "--kernel", "scale"]) == 0
     assert len(json.loads(capfd.readouterr().out)) == 1
