@@ -104,7 +104,7 @@ def _on_gpu() -> bool:
 
 
 class _Look:
-    """Looks at programs compiled for an H200; without the extra h200 says so once, and does without."""
+    """Looks at programs compiled for an H200; without the extra compile says so once, and does without."""
 
     def __init__(self, complain: Callable[[str], None]):
         self._look, self._complain = compiled.compiled, complain

@@ -42,7 +42,7 @@ def compiled(comparison: Comparison, implementation: str) -> Compiled:
     operands once and to write its results once, as if nothing stayed in the cache between two of them.
 
     Raises:
-        MissingExtra: the extra h200 is not installed.
+        MissingExtra: the extra compile is not installed.
     """
     least = comparison.case.minimum_bytes
     if implementation == "pallas":
@@ -53,7 +53,7 @@ def compiled(comparison: Comparison, implementation: str) -> Compiled:
 
 
 def moved(comparison: Comparison, implementation: str) -> Compiled:
-    """What of it is known without the extra h200: the bytes that a kernel's own copies move."""
+    """What of it is known without the extra compile: the bytes that a kernel's own copies move."""
     if implementation != "pallas":
         return Compiled(None)
     case = comparison.case

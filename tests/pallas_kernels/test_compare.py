@@ -298,13 +298,13 @@ def test_bad_arguments_end_in_one_line(capsys, words, message):
 
 def test_missing_extras_are_named(monkeypatch, capfd, tmp_path):
     def missing(*_):
-        raise MissingExtra("compiling for an H200 needs something: pip install -e '.[h200]'")
+        raise MissingExtra("compiling for an H200 needs something: pip install -e '.[compile]'")
 
     monkeypatch.setattr(compiled, "compiled", missing)
     monkeypatch.setattr(command, "PASSES", PASSES[:1])
     assert command.main(["--shape", "tiny"]) == 0
     output = capfd.readouterr()
-    assert output.err.count(".[h200]") == 1
+    assert output.err.count(".[compile]") == 1
     assert float(output.out.splitlines()[-1].split()[8]) >= 1, "the bytes moved are known without"
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -177,7 +177,7 @@ ENTRY %main (x: f32[8], y: bf16[4,8]) -> (f32[8], f32[8]) {
         hopper.bytes_accessed(Text(program.replace("%copied = f32[8]{0} copy", "%loop = f32[8]{0} while")))
 
 
-@needs_h200
+@needs_compiler
 def test_bytes_accessed_by_a_compiled_program():
     x = jax.ShapeDtypeStruct((1024, 1024), "float32")
     compiled = hopper.compile_for(lambda x: jax.numpy.sum(x * 2, axis=1), x)
