@@ -55,7 +55,11 @@ def measure(configs: list[tuple[str, Config]], rounds: int) -> list[dict]:
 
     Returns:
         For each: `config`, `train_step_seconds` and `forward_seconds` (medians), `tokens_per_second` of training,
-        `compile_seconds` of the training step, `parameters`, `flops_per_token`, and `train_step_ratio` to the first.
+        `compile_seconds` of the training step, `parameters`, `flops_per_token`, `kernels` (which implementation of
+        the stream's operations ran, and why; empty where it has none), and `train_step_ratio` to the first.
+
+    Raises:
+        InputError: a configuration asks for kernels that do not run here.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -84,10 +88,12 @@ class _Contender:
     def __init__(self, name: str, config: Config):
         import jax
 
+        from ddl_jax.residual.kernels import explain
         from ddl_jax.training.step import Batch, init_state, make_evaluation_step, make_train_step, model_graph
 
         self.name, self.config = name, config
-        graph = model_graph(config)
+        self.kernels = explain(config.model.residual, config.model.width)
+        graph = model_graph(config, jax.devices())
         self.state = jax.jit(lambda: init_state(config))()
         shape = (config.training.batch_size, config.model.context_length)
         tokens = jax.random.randint(jax.random.key(config.seed), shape, 0, config.model.vocab_size)
@@ -127,6 +133,7 @@ class _Contender:
             "compile_seconds": self.compile_seconds,
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(self.state.parameters)),
             "flops_per_token": flops_per_token(self.config.model),
+            "kernels": self.kernels,
         }
 
 
@@ -137,6 +144,7 @@ def _show(results: list[dict]) -> None:
     table = Table(Column("configuration", overflow="fold"), box=None, pad_edge=False)
     for title in ("step, ms", "ratio", "forward, ms", "tokens/s", "compile, s", "parameters"):
         table.add_column(title, justify="right")
+    table.add_column("kernels", overflow="fold")
     for result in results:
         table.add_row(
             result["config"],
@@ -146,6 +154,7 @@ def _show(results: list[dict]) -> None:
             f"{result['tokens_per_second']:,.0f}",
             f"{result['compile_seconds']:.1f}",
             f"{result['parameters']:,}",
+            result["kernels"] or "none",
         )
     wide = None if sys.stdout.isatty() else 160  # a file does not wrap
     Console(width=wide).print(table)

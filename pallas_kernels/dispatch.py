@@ -84,6 +84,9 @@ class Plan:
             shape = arguments[0].shape[: self.leading]
             parts = [a.reshape(math.prod(shape), *a.shape[self.leading :]) for a in arguments[: len(tokens)]]
             outputs, sums = pallas(*parts, *arguments[len(tokens) :], interpret=self._interpret())
+            # Without the barrier, XLA of jax 0.11 runs a kernel in a loop twice where the loop saves what it gives for
+            # backward: once more in a "dynamic slice fusion" that writes into the stack of what is saved.
+            outputs, sums = jax.lax.optimization_barrier((outputs, sums))
             return tuple(a.reshape(*shape, *a.shape[1:]) for a in outputs), sums
 
         kernel = self.layout.divide(kernel, len(tokens))

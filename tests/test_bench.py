@@ -29,6 +29,7 @@ def test_several_are_compared_with_the_first(capsys):
     results = run(capsys, *files, "--model.head_dim", "4", "--model.vocab_size", "64")
     assert [result["config"] for result in results] == files
     assert results[1]["parameters"] > results[0]["parameters"]
+    assert results[0]["kernels"] == "" and results[1]["kernels"].startswith("XLA: width 8 is not a multiple of 128")
     ratio = results[1]["train_step_seconds"] / results[0]["train_step_seconds"]
     assert results[1]["train_step_ratio"] == pytest.approx(ratio)
 

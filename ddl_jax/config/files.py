@@ -25,6 +25,7 @@ Settings = dict[str, Any]
 # A run resumed in its own directory may change how often it reports and how it is carried out, never what is trained.
 RESUMABLE = (
     "run_dir",  # the same folder, perhaps spelled differently
+    "model.residual.kernel",
     "data.workers",
     "training.microbatch_size",
     "training.log_every",

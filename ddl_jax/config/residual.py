@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
+from ddl_jax.config.kernels import unsupported
 from ddl_jax.config.rules import filled, require, require_between, require_least, require_types, require_unset
 
 Kind = Literal["additive", "additive_expanded", "write_only", "delta"]
@@ -10,6 +11,7 @@ Reader = Literal["identity", "channel", "token"]
 Expansion = Literal["repeat", "convolution"]
 Direction = Literal["sublayer", "mlp", "attention"]
 Preset = Literal["paper", "official_code"]
+Kernel = Literal["auto", "xla", "pallas"]
 
 # design 2.1: the settings in which the paper's equations and its authors' code differ.
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -82,6 +84,9 @@ class ResidualConfig:
         preset: `paper` or `official_code`: fills in every setting in which the two differ.
         shared_reader: one reader for the attention and MLP sublayers of a block (set by the preset).
         epsilon: the guard in k = h / sqrt(‖h‖² + ε²) (1e-5).
+        kernel: what computes writes and token reads: `pallas` (on a CPU interpreted, slow), `xla`, or `auto`: Pallas
+            where the program is compiled for a Hopper GPU and the kernels take the state, else XLA. The additive kinds
+            write with XLA.
         gate: see `GateConfig`.
         value: see `ValueConfig`.
     """
@@ -99,6 +104,7 @@ class ResidualConfig:
     preset: Preset = "paper"
     shared_reader: bool | None = None
     epsilon: float | None = None
+    kernel: Kernel = "auto"
     gate: GateConfig = GateConfig()
     value: ValueConfig = ValueConfig()
 
@@ -121,6 +127,8 @@ class ResidualConfig:
             require_least(config, path, 1, "expansion_taps")
         else:
             require_unset(config, path, ("expansion_taps",), "expansion is 'repeat'")
+        if config.kernel == "pallas":
+            config._require_kernels(width, path)
         if config.kind in ("delta", "write_only"):
             return config._resolve_update(width, path, preset)
         because = f"kind {config.kind!r} has no gate, value or direction"
@@ -130,6 +138,13 @@ class ResidualConfig:
             fields = tuple(field.name for field in dataclasses.fields(section))
             require_unset(section, f"{path}.{name}", fields, because)
         return config
+
+    def _require_kernels(self, width: int, path: str) -> None:
+        reasons = unsupported(self, width)
+        rule = f"does not apply: kind {self.kind!r} with reader {self.reader!r} has no kernels"
+        require(self, path, "kernel", bool(reasons), rule, "use 'auto'")
+        for reason in reasons.values():
+            require(self, path, "kernel", reason is None, f"cannot run: {reason}", "or use 'auto'")
 
     def _resolve_reader(self, path: str, preset: dict[str, Any]) -> "ResidualConfig":
         config = self

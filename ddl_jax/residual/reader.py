@@ -61,6 +61,7 @@ class TokenReader(nnx.Module):
     """TC: x_i[t] = Σ_j p_j Σ_s a_sji X_ji[t−s], a causal convolution over K tokens pooled over the channels."""
 
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+        self.kernel = config.kernel
         shape = (config.reader_taps, config.value_channels, width)
         if config.reader_initial == "mean":
             self.taps = weight(jnp.zeros(shape).at[0].set(1.0))
@@ -69,7 +70,7 @@ class TokenReader(nnx.Module):
         self.pool = weight(jnp.full(config.value_channels, 1 / config.value_channels))
 
     def __call__(self, state: State) -> Read:
-        return token_read(state, self.pool[...][:, None] * self.taps[...])
+        return token_read(state, self.pool[...][:, None] * self.taps[...], implementation=self.kernel)
 
 
 READERS = {"identity": IdentityReader, "channel": ChannelReader, "token": TokenReader}

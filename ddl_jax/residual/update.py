@@ -1,5 +1,7 @@
 """Updates: what one sublayer's output does to the residual state. The equations of the paper live in `DeltaUpdate`."""
 
+from typing import Any
+
 from flax import nnx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -41,6 +43,7 @@ class DeltaUpdate(nnx.Module):
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         self.epsilon = config.epsilon
         self.erase = config.kind == "delta"
+        self.kernel = config.kernel
         self.direction = DIRECTIONS[config.direction](config, width, rngs)
         self.value = Value(config.value, width, config.value_channels, rngs)
         self.gate = Gate(config.gate, width, rngs)
@@ -49,9 +52,12 @@ class DeltaUpdate(nnx.Module):
         """h (B, T, d), v (B, T, V) and β (B, T)."""
         return self.direction(branch, context), self.value(branch, context, x), self.gate(context)
 
+    def _options(self) -> dict[str, Any]:
+        return {"epsilon": self.epsilon, "erase": self.erase, "implementation": self.kernel}
+
     def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
         h, v, β = self._edit(branch, context, x)
-        return rewrite(state, h, v, β, epsilon=self.epsilon, erase=self.erase)
+        return rewrite(state, h, v, β, **self._options())
 
     def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader):
         """The new state and what `reader` sees of it, in one pass over the state where the reader allows it."""
@@ -59,7 +65,7 @@ class DeltaUpdate(nnx.Module):
             state = self.write(state, branch, context, x)
             return state, reader(state)
         h, v, β = self._edit(branch, context, x)
-        return rewrite_and_read(state, h, v, β, reader.weights(), epsilon=self.epsilon, erase=self.erase)
+        return rewrite_and_read(state, h, v, β, reader.weights(), **self._options())
 
     def diagnostics(self, state: State, branch: Features, context: Features, x: Features) -> dict[str, Array]:
         """The gate β, ρ = ‖k‖², and the discrepancy ‖v − kᵀX‖ before and after the edit, each (B, T)."""
@@ -69,7 +75,7 @@ class DeltaUpdate(nnx.Module):
         def discrepancy(state: State) -> Float[Array, "batch tokens"]:
             return jnp.linalg.norm(v - along(k, state.astype(jnp.float32)), axis=-1)
 
-        after = rewrite(state, h, v, β, epsilon=self.epsilon, erase=self.erase)
+        after = rewrite(state, h, v, β, **self._options())
         return {
             "gate": β,
             "rho": jnp.sum(k * k, axis=-1),

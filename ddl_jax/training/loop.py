@@ -14,6 +14,7 @@ from ddl_jax.config import Config
 from ddl_jax.data import Corpus, prepare, train_batches, validation_batches
 from ddl_jax.errors import Diverged, RunError
 from ddl_jax.evaluation import validate
+from ddl_jax.residual.kernels import explain
 from ddl_jax.stop import StopRequest
 from ddl_jax.training.checkpoint import Checkpoints
 from ddl_jax.training.clock import Clock
@@ -65,6 +66,7 @@ class _Run:
     def __init__(self, config: Config, run: RunDirectory, stop: StopRequest, console: Console):
         self.run, self.stop, self.console = run, stop, console
         config = run.settle(config)
+        self.kernels = explain(config.model.residual, config.model.width)
         self.corpus = prepare(config.data, config.model.context_length, run.path)
         self.config = _settled(config, self.corpus)
         run.begin(self.config, self.corpus)
@@ -74,7 +76,7 @@ class _Run:
         if self.stop:
             say("Stopped on request before the first step.")
             return STOPPED
-        self.graph = model_graph(config)
+        self.graph = model_graph(config, jax.devices())
         with Checkpoints(self.run.checkpoints, say) as self.checkpoints:
             state = self.checkpoints.restore(abstract_state(config))
             if state is None:
@@ -163,6 +165,7 @@ class _Run:
         config, corpus, device = self.config, self.corpus, jax.devices()[0]
         model, residual = config.model, config.model.residual
         parameters = sum(leaf.size for leaf in jax.tree.leaves(state.parameters))
+        kernels = f"Kernels: {self.kernels}\n" if self.kernels else ""
         shape = f"{model.layers} layers, width {model.width}, V = {residual.value_channels}"
         reader = "" if residual.reader == "identity" else f", {residual.reader} reader"
         self.console.print(
@@ -172,7 +175,7 @@ class _Run:
             f"{corpus.train_documents:,} documents, {len(corpus.validation):,} tokens in "
             f"{corpus.validation_documents:,} held out\n"
             f"Device: {device.device_kind}, compute {model.compute_dtype}, state {model.state_dtype}\n"
-            f"Run directory: {self.run.path}" + (f", resumed at step {start}" if start else "")
+            f"{kernels}Run directory: {self.run.path}" + (f", resumed at step {start}" if start else "")
         )
 
     def _farewell(self) -> None:

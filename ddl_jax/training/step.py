@@ -1,5 +1,7 @@
 """One optimiser step, as a pure function of the training state and a batch."""
 
+from collections.abc import Sequence
+import dataclasses
 from typing import NamedTuple
 
 from flax import nnx
@@ -10,6 +12,7 @@ import optax
 
 from ddl_jax.config import Config
 from ddl_jax.data import NO_TARGET
+from ddl_jax.residual.kernels import decided
 from ddl_jax.training.loss import cross_entropy
 from ddl_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from ddl_jax.transformer import Transformer
@@ -34,8 +37,17 @@ def _model(config: Config) -> Transformer:
     return Transformer(config.model, rngs=nnx.Rngs(params=config.seed))
 
 
-def model_graph(config: Config) -> nnx.GraphDef:
-    """The model's structure, to be merged with parameters."""
+def model_graph(config: Config, devices: Sequence[jax.Device] | None = None) -> nnx.GraphDef:
+    """The model's structure, to be merged with parameters.
+
+    Args:
+        config: resolved.
+        devices: those that it is compiled for, where that is known; what can be decided by them then is. A structure
+            made without may be compiled for any.
+    """
+    if devices is not None:
+        residual = decided(config.model.residual, devices)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, residual=residual))
     return nnx.graphdef(nnx.eval_shape(lambda: _model(config)))
 
 

@@ -116,6 +116,32 @@ BROKEN_RULES = [
         {R + "direction": "mlp", R + "direction_width": 0},
         f"{R}direction_width 0 must be at least 1; nearest: 1",
     ),
+    ({R + "kernel": "cuda"}, f"{R}kernel 'cuda' must be one of auto, xla, pallas"),
+    (
+        {R + "kernel": "pallas", "model.width": 72},
+        f"{R}kernel 'pallas' cannot run: width 72 is not a multiple of 128; nearest: 128; or use 'auto'",
+    ),
+    (
+        {R + "kernel": "pallas", "model.width": 640, R + "value_channels": 9},
+        f"{R}value_channels 9 must lie in [1, 8]; nearest: 8",
+    ),
+    (
+        {R + "kernel": "pallas", "model.width": 4096, R + "value_channels": 8},
+        f"{R}kernel 'pallas' cannot run: width 4096 with 8 channels needs more registers than there are; nearest: 2048"
+        "; or use 'auto'",
+    ),
+    (
+        {R + "kernel": "pallas", R + "reader": "token", R + "reader_taps": 9},
+        f"{R}kernel 'pallas' cannot run: 9 taps are outside 1 to 8; nearest: 8; or use 'auto'",
+    ),
+    (
+        {R + "kernel": "pallas", R + "kind": "additive"},
+        f"{R}kernel 'pallas' does not apply: kind 'additive' with reader 'identity' has no kernels; use 'auto'",
+    ),
+    (
+        {R + "kernel": "pallas", R + "kind": "additive_expanded"},
+        f"{R}kernel 'pallas' does not apply: kind 'additive_expanded' with reader 'channel' has no kernels; use 'auto'",
+    ),
     ({R + "gate.hidden": -1}, f"{R}gate.hidden -1 must be at least 0; nearest: 0"),
     ({R + "gate.hidden_bias": True}, f"{R}gate.hidden_bias true does not apply: gate.hidden is 0; remove it"),
     (
@@ -212,6 +238,7 @@ def test_defaults_resolve_to_the_paper():
     assert (model.head_dim, model.vocab_size) == (128, None)
     assert model.residual == ResidualConfig(
         kind="delta",
+        kernel="auto",
         value_channels=4,
         reader="channel",
         reader_form="direct",
@@ -245,6 +272,22 @@ def test_what_follows_from_what(changes, filled):
     resolved = ResidualConfig(**changes).resolve(256)
     assert {name: getattr(resolved, name) for name in filled} == filled
     assert resolved.resolve(256) == resolved
+
+
+@pytest.mark.parametrize("changes", [
+    {"kind": "additive", "kernel": "xla"},
+    {"kind": "additive_expanded", "kernel": "xla"},
+    {"kind": "additive_expanded", "reader": "token", "kernel": "pallas"},
+    {"value_channels": 1, "kernel": "pallas"},
+    {"value_channels": 8, "kernel": "pallas"},
+], ids=str)  # fmt: skip
+def test_kernels_that_may_be_asked_for(changes):
+    assert ResidualConfig(**changes).resolve(256).kernel == changes["kernel"]
+
+
+@pytest.mark.parametrize("kernel", ["auto", "xla"])
+def test_what_pallas_cannot_take_others_can(kernel):
+    assert ResidualConfig(kernel=kernel).resolve(72).kernel == kernel
 
 
 def test_other_fields_that_follow():

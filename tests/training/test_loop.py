@@ -51,6 +51,7 @@ def test_the_run_directory_is_that_of_the_contract(tmp_path, capsys):
     data = json.loads((run / "data.json").read_text())
     assert len(data["text_sha256"]) == 64 and data["tokenizer"] == "bytes"
     said = capsys.readouterr().out
+    assert "Kernels: XLA: width 8 is not a multiple of 128; nearest: 128\n" in said
     for name in (str(run), "config.yaml", "metrics.jsonl", "checkpoints/", "--model.residual.kind write_only", "bench"):
         assert name in said
 
