@@ -50,8 +50,12 @@ class Block:
         return self.smem[name].at[(self.warpgroup, slot, *channel)]
 
     def get(self, ref) -> jax.Array:
-        """A strip of shared or global memory, in float32 registers."""
+        """A strip of shared memory, in float32 registers."""
         return plgpu.layout_cast(ref[...].astype(F32), self.layout)
+
+    def get_global(self, ref) -> jax.Array:
+        """A strip of global memory in its dtype; jax 0.11 loads from there only when told not to optimise for banks."""
+        return plgpu.load(ref, layout=self.layout, optimized=False)
 
     def put(self, ref, strip: jax.Array) -> None:
         """The strip back to memory, in the memory's dtype."""

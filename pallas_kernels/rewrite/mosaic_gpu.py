@@ -72,7 +72,7 @@ def forward(state, branch, value, gate, weights=None, *, epsilon, erase, with_di
                 plgpu.copy_smem_to_gmem(block.slot("x", slot), gmem["x"].at[token, block.columns])
 
         block.start(load)
-        a = [block.get(gmem["a"].at[j, block.columns]) for j in range(V)] if reads else []
+        a = [block.get_global(gmem["a"].at[j, block.columns]) for j in range(V)] if reads else []
         block.walk(fetch, work, store, ())
 
     inputs = {"X": state, "h": branch, "v": value.astype(F32), "β": gate.astype(F32)}
@@ -177,7 +177,7 @@ def backward(state, branch, value, gate, weights, d_new, d_read, *, epsilon, era
             plgpu.copy_smem_to_gmem(block.slot("h", slot), gmem["dh"].at[token, block.columns])
 
         block.start(load)
-        a = [block.get(gmem["a"].at[j, block.columns]) for j in range(V)] if reads else []
+        a = [block.get_global(gmem["a"].at[j, block.columns]) for j in range(V)] if reads else []
         da = block.walk(fetch, work, store, [block.zeros() for _ in a])
         for j in range(len(a)):
             block.put(gmem["da"].at[block.index, j, block.columns], da[j])
