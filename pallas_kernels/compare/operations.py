@@ -80,9 +80,15 @@ class Comparison:
         """
         if self.what.direction == "forward":
             return arguments
-        outputs, vjp = jax.jit(lambda *arrays: jax.vjp(self.operation(implementation), *arrays))(*arguments)
+        outputs, vjp = self._linearised[implementation](*arguments)
         cotangents = _cotangents(self.what.operation, outputs, seed)
         return vjp, cotangents
+
+    @functools.cached_property
+    def _linearised(self) -> dict[str, Callable]:
+        """Forward and the VJP, by implementation; compiled once for all calls."""
+        operations = {name: self.operation(name) for name in IMPLEMENTATIONS}
+        return {name: jax.jit(functools.partial(jax.vjp, operation)) for name, operation in operations.items()}
 
     def abstract_call(self, implementation: str, sharding: NamedSharding | None = None) -> tuple:
         """`call` at the whole shape, without data: a tree of `jax.ShapeDtypeStruct`s.
