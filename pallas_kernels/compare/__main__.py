@@ -21,8 +21,8 @@ from pallas_kernels.console import Parser, progress
 
 SHAPES_ON_GPU = ("small", "small_v1", "small_v8", "medium")
 SHAPES_ON_CPU = ("small",)
-# Tokens whose results are compared with float64. On a GPU a number that nothing divides, so that every ring of slots
-# goes round and ends in between. An interpreted kernel takes a tenth of a second for each of its blocks.
+# Tokens whose results are compared with float64; an even number is cut into two sequences. On a GPU the halves are odd,
+# so that groups of tokens end in between. An interpreted kernel takes a tenth of a second for each of its blocks.
 TOKENS_ON_GPU = 1022
 TOKENS_ON_CPU = 6
 

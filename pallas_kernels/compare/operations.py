@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 import pallas_kernels
 from pallas_kernels import cases
@@ -79,16 +80,32 @@ class Comparison:
         """
         if self.what.direction == "forward":
             return arguments
-        outputs, vjp = jax.jit(lambda *arrays: jax.vjp(self.operation(implementation), *arrays))(*arguments)
+        outputs, vjp = self._linearised[implementation](*arguments)
         cotangents = _cotangents(self.what.operation, outputs, seed)
         return vjp, cotangents
 
-    def abstract_call(self, implementation: str) -> tuple:
-        """`call` at the whole shape, without data: a tree of `jax.ShapeDtypeStruct`s."""
-        arguments = jax.eval_shape(lambda: self.arguments(0))
+    @functools.cached_property
+    def _linearised(self) -> dict[str, Callable]:
+        """Forward and the VJP, by implementation; compiled once for all calls."""
+        operations = {name: self.operation(name) for name in IMPLEMENTATIONS}
+        return {name: jax.jit(functools.partial(jax.vjp, operation)) for name, operation in operations.items()}
+
+    def abstract_call(self, implementation: str, sharding: NamedSharding | None = None) -> tuple:
+        """`call` at the whole shape, without data: a tree of `jax.ShapeDtypeStruct`s.
+
+        Args:
+            implementation: the kernels are interpreted unless `sharding` names another device.
+            sharding: of all arrays.
+        """
+
+        def placed(tree):
+            return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree)
+
+        arguments = placed(jax.eval_shape(lambda: self.arguments(0)))
         if self.what.direction == "forward":
             return arguments
-        outputs, vjp = jax.eval_shape(lambda *arrays: jax.vjp(self.operation(implementation), *arrays), *arguments)
+        vjp = jax.eval_shape(lambda *arrays: jax.vjp(self.operation(implementation), *arrays), *arguments)
+        outputs, vjp = placed(vjp)
         return vjp, outputs
 
     def run(self, implementation: str) -> Callable:

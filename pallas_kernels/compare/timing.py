@@ -58,6 +58,19 @@ def uncached(nbytes: int) -> bool:
     return calls_for(nbytes) * nbytes >= 4 * CACHE
 
 
+def batch(function: Callable, tree: jax.tree_util.PyTreeDef) -> Callable:
+    """Calls a function on each of the calls that `tree` makes of arrays, and writes over earlier results.
+
+    Returns:
+        Of flat results and flat arrays, new flat results.
+    """
+    return jax.jit(
+        lambda results, arrays: jax.tree.leaves([function(*call) for call in tree.unflatten(arrays)]),
+        donate_argnums=0,
+        keep_unused=True,  # the results of before are only there to be written over
+    )
+
+
 def program(function: Callable, calls: Sequence[tuple]) -> Program:
     """A program that calls a function on each of some arguments.
 
@@ -67,11 +80,7 @@ def program(function: Callable, calls: Sequence[tuple]) -> Program:
     """
     # Flat, so that the host spends no time on what holds the arrays: for backward, that is a VJP.
     arrays, tree = jax.tree.flatten(list(calls))
-    run = jax.jit(
-        lambda results, arrays: jax.tree.leaves([function(*call) for call in tree.unflatten(arrays)]),
-        donate_argnums=0,
-        keep_unused=True,  # the results of before are only there to be written over
-    )
+    run = batch(function, tree)
     results = [jnp.zeros(result.shape, result.dtype) for result in jax.eval_shape(run, [], arrays)]
 
     def enqueue():

@@ -7,10 +7,11 @@ import struct
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from pallas_kernels import cases
+from pallas_kernels import cases, hopper
 from pallas_kernels.cases import Shape
 from pallas_kernels.compare import __main__ as command
 from pallas_kernels.compare import compiled, measure, oracle, report, timing
@@ -148,6 +149,22 @@ def test_a_program_moves_more_than_the_cache_holds():
         assert 2 <= timing.calls_for(nbytes) <= timing.CALLS
         assert timing.uncached(nbytes)
     assert not timing.uncached(2**20)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax_plugins") is None, reason="needs the extra h200")
+@pytest.mark.parametrize(("what", "implementation"), [(PASSES[2], "xla"), (PASSES[4], "pallas")])
+def test_what_is_timed_holds_the_calls_and_nothing_else(what, implementation):
+    comparison = Comparison(what, "small")
+    alone = NamedSharding(hopper.mesh({"device": 1}), PartitionSpec())
+    arrays, tree = jax.tree.flatten([comparison.abstract_call(implementation, alone) for _ in range(2)])
+    run = timing.batch(comparison.run(implementation), tree)
+    results = jax.eval_shape(run, [], arrays)
+    results = [jax.ShapeDtypeStruct(result.shape, result.dtype, sharding=alone) for result in results]
+    program = hopper.compile_for(run, results, arrays)
+    assert hopper.kernels(program) == ({what.kernel: 2} if implementation == "pallas" else {})
+    assert " copy(" not in program.as_text().partition("\nENTRY ")[2]
+    memory = program.memory_analysis()
+    assert memory.alias_size_in_bytes == sum(result.size * result.dtype.itemsize for result in results)
 
 
 def test_a_row_is_the_least_bytes_over_the_time():
