@@ -1,7 +1,6 @@
 """`model.residual.kernel`: the same training step by either implementation, and what it compiles to for H200s."""
 
 import dataclasses
-import importlib.util
 import re
 import types
 
@@ -19,13 +18,10 @@ from ddl_jax.residual import DeltaStream
 from ddl_jax.residual.kernels import decided, explain
 from ddl_jax.training.step import Batch, TrainState, init_state, make_train_step, model_graph
 from pallas_kernels import hopper
+from tests.h200 import needs_compiler
 from tests.quick import QUICK
 from tests.training.runs import python
 
-needs_h200 = pytest.mark.skipif(
-    importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda13") is None,
-    reason="needs the extra h200: pip install -e '.[h200]'",
-)
 STREAMS = {
     "CC": ResidualConfig(),
     "TC": ResidualConfig(value_channels=2, reader="token"),
@@ -136,14 +132,14 @@ def kernels_of_the_step(config) -> dict[str, int]:
     return hopper.kernels(hopper.compile_for(step, *abstract(config)))
 
 
-@needs_h200
+@needs_compiler
 def test_the_step_for_an_h200_has_the_kernels_once_in_the_loop_over_layers():
     # In its body are an attention and an MLP sublayer.
     expected = {"rewrite_and_read": 2, "rewrite_and_read_backward": 2}
     assert kernels_of_the_step(configuration(STREAMS["CC"], **BF16)) == expected
 
 
-@needs_h200
+@needs_compiler
 def test_with_remat_of_the_layers_the_forward_kernel_comes_again(monkeypatch):
     scan = jax.lax.scan
 
@@ -176,7 +172,7 @@ def gradient_of_a_stream(residual):
     return jax.grad(loss, argnums=(0, 1)), jax.eval_shape(lambda: parameters), embedding
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("name, forward", [
     ("TC", {"rewrite": 1, "token_read": 2}),  # the first read stands before the loop
     ("scalar", {"rewrite": 1}),
@@ -187,7 +183,7 @@ def test_the_kernels_of_other_streams(name, forward):
     assert hopper.kernels(hopper.compile_for(*gradient_of_a_stream(STREAMS[name]))) == expected
 
 
-@needs_h200
+@needs_compiler
 @pytest.mark.parametrize("changes, devices, expected", [
     ({}, None, True),
     ({}, [H200], True),
