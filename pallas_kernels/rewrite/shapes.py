@@ -16,6 +16,7 @@ from pallas_kernels.h200 import (
 )
 
 MOST_CHANNELS = 8
+DTYPES = ("bfloat16", "float32")
 STRIP = 32  # numbers of one token's X beyond which a thread shares the work with a second warpgroup: see `plan`
 # Bytes of loads that hide the memory's latency: Little's law at 4.8 TB/s over 132 multiprocessors and about a
 # microsecond asks for 36 KB; a reserve on top for the time in which a block computes.
@@ -63,8 +64,8 @@ def unsupported(state_shape: tuple[int, ...], *dtypes) -> str | None:
     if not 1 <= channels <= MOST_CHANNELS:
         return f"{channels} channels are outside 1 to {MOST_CHANNELS}; nearest: {min(max(channels, 1), MOST_CHANNELS)}"
     for dtype in dtypes:
-        if dtype not in (jnp.bfloat16, jnp.float32):
-            return f"dtype {jnp.dtype(dtype).name} is not supported; use bfloat16 or float32"
+        if jnp.dtype(dtype).name not in DTYPES:
+            return f"dtype {jnp.dtype(dtype).name} is not supported; use {' or '.join(DTYPES)}"
     if math.prod(tokens) == 0:
         return f"a state of shape {tuple(state_shape)} has no tokens; at least 1"
     if channels * width // WARPGROUP > 2 * STRIP * _warpgroups(channels, width):
