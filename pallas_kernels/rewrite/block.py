@@ -31,10 +31,11 @@ def _rows_layout(rows: int):
 class Block:
     """A warpgroup's view of its block: which tokens, which features, which slots are its own.
 
-    Automatic barriers around every store to shared memory are off (`launch`). Instead:
-    a thread reads and writes only its own features of a slot, between the load's barrier and `commit_smem`, which all
-    threads pass before TMA takes the slot; a slot is loaded again after its store has been waited for; `sums` meets
-    twice, and its buffers are written again only after one more meeting (the `commit_smem` before the store).
+    Automatic barriers around every store to shared memory are off (`launch`), for these reasons. All loads from and
+    stores to a slot have one layout, in which a warp owns its features (within it, `ldmatrix` and `stmatrix` pass them
+    between lanes, in order), so that no warp sees what another writes before `commit_smem`, which all threads pass
+    before TMA takes the slot. A slot is loaded again only after its store has been waited for, again by all. `sums`
+    meets twice, and its buffers are written again only after one more meeting (the `commit_smem` before the store).
     """
 
     def __init__(self, cut: Plan, tokens: int, smem: dict, barriers: dict):
@@ -136,7 +137,7 @@ class Block:
 
 
 def launch(
-    name: str, body, cut: Plan, tokens: int, inputs: dict, outputs: dict, slots: dict, *, rows, copies, interpret
+    name: str, body, cut: Plan, tokens: int, inputs: dict, outputs: dict, slots: dict, buffers: dict, *, rows, interpret
 ):
     """Runs `body(block, gmem)` on every block; the outputs by name.
 
@@ -147,9 +148,9 @@ def launch(
         tokens: N.
         inputs: arrays by name; their last axis, where it is the width, is cut into boxes.
         outputs: shapes and dtypes by name, likewise.
-        slots: by name, what a slot holds of one token: leading shape and dtype.
+        slots: by name, what is loaded of one token into a slot: leading shape and dtype.
+        buffers: likewise, what a slot has room for besides.
         rows: sums over the width that a token needs.
-        copies: loads per token.
         interpret: None on a GPU, or what the interpreter takes.
     """
     n, stages, strip = cut.warpgroups, cut.stages, (cut.boxes, cut.box)
@@ -163,14 +164,14 @@ def launch(
     def kernel_body(*refs):
         arrays, scratch = refs[: len(inputs) + len(outputs)], refs[len(inputs) + len(outputs) :]
         gmem = dict(zip((*inputs, *outputs), arrays, strict=True))
-        smem = dict(zip((*slots, "lines", "totals"), scratch, strict=False))
+        smem = dict(zip((*slots, *buffers, "lines", "totals"), scratch, strict=False))
         barriers = dict(zip(("loaded", "exchanged"), scratch[len(smem) :], strict=False))
         body(Block(cut, tokens, smem, barriers), gmem)
 
     kernel_body.__name__ = name
-    scratch = [plgpu.SMEM((n, stages, *leading, *strip), dtype) for leading, dtype in slots.values()]
+    scratch = [plgpu.SMEM((n, stages, *leading, *strip), dtype) for leading, dtype in (slots | buffers).values()]
     scratch += [plgpu.SMEM((n, padded(rows), cut.box), F32), plgpu.SMEM((min(n, 2), n, padded(rows)), F32)]
-    scratch.append(plgpu.Barrier(num_arrivals=copies, num_barriers=n * stages))
+    scratch.append(plgpu.Barrier(num_arrivals=len(slots), num_barriers=n * stages))
     options = {} if interpret is None else {"interpret": interpret}
     if n > 1:
         scratch.append(plgpu.Barrier(num_arrivals=n))

@@ -77,17 +77,17 @@ def forward(state, branch, value, gate, weights=None, *, epsilon, erase, with_di
 
     inputs = {"X": state, "h": branch, "v": value.astype(F32), "β": gate.astype(F32)}
     outputs = {"X'": jax.ShapeDtypeStruct(state.shape, state.dtype)}
-    slots = {"X": ((V,), state.dtype), "h": ((), branch.dtype)}
+    slots, buffers = {"X": ((V,), state.dtype), "h": ((), branch.dtype)}, {}
     if reads:
         inputs["a"] = weights.astype(F32)
         outputs["x"] = jax.ShapeDtypeStruct(branch.shape, state.dtype)
-        slots["x"] = ((), state.dtype)
+        buffers["x"] = ((), state.dtype)
     if with_discrepancy:
         outputs["w"] = jax.ShapeDtypeStruct((tokens, V), F32)
     name = "rewrite_and_read" if reads else "rewrite"
     rows = shapes.rows(V, backward=False) if erase else 1
     return tuple(
-        launch(name, body, cut, tokens, inputs, outputs, slots, rows=rows, copies=2, interpret=interpret).values()
+        launch(name, body, cut, tokens, inputs, outputs, slots, buffers, rows=rows, interpret=interpret).values()
     )
 
 
@@ -197,9 +197,7 @@ def backward(state, branch, value, gate, weights, d_new, d_read, *, epsilon, era
         slots["dx"] = ((), state.dtype)
     name = ("rewrite_and_read_" if reads else "rewrite_") + ("reverse" if reverse else "backward")
     rows = shapes.rows(V, backward=True) if erase else 1 + V
-    out = launch(
-        name, body, cut, tokens, inputs, outputs, slots, rows=rows, copies=4 if reads else 3, interpret=interpret
-    )
+    out = launch(name, body, cut, tokens, inputs, outputs, slots, {}, rows=rows, interpret=interpret)
     if reads:
         out["da"] = jnp.sum(out["da"], axis=0)
     return tuple(out.values())

@@ -18,6 +18,7 @@ from pallas_kernels.h200 import (
 MOST_CHANNELS = 8
 DTYPES = ("bfloat16", "float32")
 STRIP = 32  # numbers of one token's X beyond which a thread shares the work with a second warpgroup: see `plan`
+MOST_HELD = 168  # numbers that backward may have to hold in a thread without spilling, of 255 registers: from ptxas
 # Bytes of loads that hide the memory's latency: Little's law at 4.8 TB/s over 132 multiprocessors and about a
 # microsecond asks for 36 KB; a reserve on top for the time in which a block computes.
 IN_FLIGHT = 64 * 1024
@@ -68,9 +69,16 @@ def unsupported(state_shape: tuple[int, ...], *dtypes) -> str | None:
             return f"dtype {jnp.dtype(dtype).name} is not supported; use {' or '.join(DTYPES)}"
     if math.prod(tokens) == 0:
         return f"a state of shape {tuple(state_shape)} has no tokens; at least 1"
-    if channels * width // WARPGROUP > 2 * STRIP * _warpgroups(channels, width):
-        most = 2 * 2 * STRIP * WARPGROUP // channels // BOX * BOX
-        return f"width {width} with {channels} channels needs more registers than there are; nearest: {most}"
+    # Backward holds a and da, both of X's size, and h, dx and dh.
+    columns = MOST_HELD // (2 * channels + 3)
+    warpgroups = _warpgroups(channels, width)
+    if width > columns * warpgroups * WARPGROUP:
+        nearest = 2 * columns * WARPGROUP  # two warpgroups, however many boxes each has
+        return f"width {width} with {channels} channels needs more registers than there are; nearest: {nearest}"
+    if channels > 1 and warpgroups > 1 and width % (warpgroups * 8 * BOX) == 0:
+        # Mosaic GPU tiles slots of 8, 16, … boxes; a copy of several channels then has six dimensions, one too many.
+        nearest = f"{width - 2 * BOX} and {width + 2 * BOX}"
+        return f"width {width} with {channels} channels takes copies of more than five dimensions; nearest: {nearest}"
     return None
 
 

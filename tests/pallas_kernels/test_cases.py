@@ -1,6 +1,7 @@
 """Our own kernels as H200s get them: no spills, no byte more than needed, loads enough in flight."""
 
 import functools
+import itertools
 import math
 
 import jax.numpy as jnp
@@ -100,6 +101,8 @@ def test_kernels_fit_an_h200(kernel, shape):
     ((3, 4, 128), (jnp.float32, jnp.float16), "dtype float16 is not supported; use bfloat16 or float32"),
     ((0, 4, 128), (jnp.float32,), "has no tokens"),
     ((3, 8, 4096), (jnp.float32,), "width 4096 with 8 channels needs more registers than there are; nearest: 2048"),
+    ((3, 1, 4480), (jnp.float32,), "width 4480 with 1 channels needs more registers than there are; nearest: 8448"),
+    ((3, 2, 4096), (jnp.float32,), "copies of more than five dimensions; nearest: 3584 and 4608"),
 ])  # fmt: skip
 def test_what_the_rewrite_cannot_take_is_refused_with_the_nearest(shape, dtypes, reason):
     assert reason in shapes.unsupported(shape, *dtypes)
@@ -110,8 +113,25 @@ def test_what_the_rewrite_cannot_take_is_refused_with_the_nearest(shape, dtypes,
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_the_rewrite_takes_what_the_design_names(width, channels, dtype):
     assert shapes.unsupported((63, channels, width), dtype) is None
-    for flags in ({}, {"backward": True}, {"backward": True, "reverse": True}):
-        plan = shapes.plan(8191, channels, width, dtype, dtype, reads=True, **flags)
-        sizes = {"backward": bool(flags), "reads": True}
-        assert plan.stages * shapes.token_bytes(channels, width, dtype, dtype, **sizes) < SHARED_MEMORY_PER_BLOCK
-        assert plan.warpgroups * plan.boxes * plan.box == width
+
+
+def test_slots_of_all_that_is_not_refused_fit_in_shared_memory():
+    for channels, width in itertools.product(range(1, 9), range(128, 16_384, 128)):
+        if shapes.unsupported((1, channels, width)) is not None:
+            continue
+        for dtype, backward in itertools.product((jnp.bfloat16, jnp.float32), (False, True)):
+            plan = shapes.plan(8191, channels, width, dtype, dtype, reads=True, backward=backward)
+            token = shapes.token_bytes(channels, width, dtype, dtype, backward=backward, reads=True)
+            lines = 4 * plan.box * shapes.padded(shapes.rows(channels, backward)) * plan.warpgroups
+            assert plan.stages * token + lines < SHARED_MEMORY_PER_BLOCK, (channels, width, dtype)
+            assert plan.warpgroups * plan.boxes * plan.box == width
+
+
+# At the edges of what is taken: the most registers, the most boxes.
+@needs_compiler
+@pytest.mark.parametrize(
+    "channels, width", [(8, 2048), (4, 3840), (3, 3584), (2, 6144), (1, 4096), (1, 8192), (7, 1152), (2, 2048)]
+)
+def test_the_largest_states_compile_without_spilling(channels, width):
+    (*_, this) = (c for c in cases._rewrites("x", cases.Shape(4096, channels, width)) if c.kernel.endswith("reverse"))
+    assert hopper.resources(this.function, *this.arguments).spill_bytes == 0
