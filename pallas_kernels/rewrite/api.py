@@ -167,9 +167,14 @@ def _call(operation, arrays, weights, epsilon, erase, implementation, token_axes
     _check_shapes(**tokens, **shared, shadow=shadow)
     reason = shapes.unsupported(tokens["state"].shape, tokens["state"].dtype, tokens["branch"].dtype)
     whole = ("channels", "width")
-    plan, arrays, weights = dispatch.plan(operation, implementation, token_axes, tokens, shared, whole, reason)
+    if shadow is not None:
+        tokens["shadow"] = shadow
+    plan, placed, weights = dispatch.plan(operation, implementation, token_axes, tokens, shared, whole, reason)
     call = _Call(epsilon, erase, plan)
-    return _run(arrays, weights, call) if shadow is None else _run_reversible(arrays, shadow, weights, call)
+    if shadow is None:
+        return _run(placed, weights, call)
+    *arrays, shadow = placed
+    return _run_reversible(tuple(arrays), shadow, weights, call)
 
 
 def _check_shapes(state, branch, value, gate, weights=None, shadow=None):

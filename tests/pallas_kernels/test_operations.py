@@ -213,6 +213,21 @@ def test_over_a_mesh_nothing_moves_but_the_weights_gradient(operation, devices, 
 
 
 @needs_compiler
+def test_a_shadow_that_is_placed_otherwise_follows_the_state():
+    mesh = hopper.mesh({"data": 4}, (AxisType.Explicit,))
+    arguments = placed(mesh, P("data"))
+    shadow = jax.ShapeDtypeStruct(arguments["state"].shape, arguments["state"].dtype, sharding=NamedSharding(mesh, P()))
+
+    def operation(arguments):
+        arguments, shadow = arguments
+        state, read, shadow = reversible_rewrite_and_read(**arguments, shadow=shadow)
+        return sealed(state, shadow), read
+
+    program = hopper.compile_for(jax.grad(loss_of(operation)), (arguments, shadow))
+    assert hopper.kernels(program) == kernels_of(reversible_rewrite_and_read_of)
+
+
+@needs_compiler
 @pytest.mark.parametrize("operation", OPERATIONS[:2] + OPERATIONS[4:], ids=lambda f: f.__name__)
 def test_remat_runs_the_forward_kernel_again(operation):
     mesh = hopper.mesh({"data": 1})

@@ -37,13 +37,13 @@ def four_blocks(monkeypatch):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("shape", interpreted.SHAPES, ids=str)
 def test_kernels_equal_the_oracle(shape, reverse):
-    interpreted.check(dataclasses.replace(shape, tokens=TOKENS), 0, reverse=reverse)
+    interpreted.check(dataclasses.replace(shape, tokens=TOKENS, reverse=reverse), 0)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("tokens", [1, 7, 132, 133])
 def test_few_tokens_equal_the_oracle(tokens, reverse):
-    interpreted.check(Shape(tokens, 4, 768, BF16, BF16), 1, reverse=reverse)
+    interpreted.check(Shape(tokens, 4, 768, BF16, BF16, reverse=reverse), 1)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -51,7 +51,7 @@ def test_few_tokens_equal_the_oracle(tokens, reverse):
     "shape", [Shape(TOKENS, 4, 768, BF16, BF16), Shape(TOKENS, 8, 1024), Shape(TOKENS, 1, 128)], ids=str
 )
 def test_long_walks_equal_the_oracle(four_blocks, shape, reverse):
-    interpreted.check(shape, 2, reverse=reverse)
+    interpreted.check(dataclasses.replace(shape, reverse=reverse), 2)
 
 
 @pytest.mark.parametrize(
