@@ -14,6 +14,7 @@ import math
 from typing import Literal, get_args
 
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.layout import Layout, TokenAxes, layout
 
@@ -141,6 +142,8 @@ def plan(
     except ValueError as error:
         raise ValueError(f"{operation}: {error}") from None
     reason = unsupported or problem
+    if reason is None and implementation == "pallas" and where.platform == "cpu" and where.devices > 1:
+        reason = "the interpreter, which runs kernels on a CPU, takes one device; use 'auto' or 'xla'"
     if reason is None and jax.default_backend() == "gpu":
         reason = _not_hopper(jax.local_devices()[0])
     if reason is not None and implementation == "pallas":
@@ -152,6 +155,38 @@ def plan(
     leading = next(iter(tokens.values())).ndim - len(whole)
     placed = tuple(map(where.place, tokens.values()))
     return Plan(implementation, leading, where), placed, tuple(where.place(a, shared=True) for a in shared.values())
+
+
+def floating(arrays: Mapping[str, jax.typing.ArrayLike]) -> dict[str, jax.Array]:
+    """The arguments of an operation as arrays.
+
+    Raises:
+        ValueError: one is not of real floating-point numbers.
+    """
+    found = {}
+    for name, array in arrays.items():
+        try:
+            found[name] = jnp.asarray(array)
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} is a {type(array).__name__}, but has to be an array") from None
+        if not jnp.issubdtype(found[name].dtype, jnp.floating):
+            raise ValueError(f"{name} has dtype {found[name].dtype}, but has to be of floating-point numbers")
+    return found
+
+
+def number(name: str, value: float) -> float:
+    """A setting that has to be known when an operation is traced.
+
+    Raises:
+        ValueError: it is not a number, not finite, or negative.
+    """
+    try:
+        known = float(value)
+    except (TypeError, ValueError, jax.errors.ConcretizationTypeError):
+        raise ValueError(f"{name} {value!r} has to be a number that is known when the operation is traced") from None
+    if not 0 <= known < math.inf:
+        raise ValueError(f"{name} {value!r} has to be finite and at least 0")
+    return known
 
 
 def _known(implementation: str) -> None:

@@ -46,6 +46,11 @@ class Layout:
         return bool(self.names) and AxisType.Explicit in self.mesh.axis_types
 
     @property
+    def devices(self) -> int:
+        """How many the mesh has."""
+        return math.prod(self.mesh.shape.values())
+
+    @property
     def platform(self) -> str:
         """Of the devices that are compiled for, as far as can be seen."""
         # A mesh knows it, also one of devices that are not here.

@@ -39,6 +39,9 @@ def rewrite(
 ) -> State:
     """Edits the residual state along one direction: X' = X + β k (vᵀ − kᵀX), k = h / sqrt(‖h‖² + ε²) (paper eq. 2.2).
 
+    Reverse-mode derivatives of first order; under `jax.checkpoint` on a CPU only with `xla`. ‖h‖² is taken in float32:
+    it has to be below 3e38, and where h may be 0, ε above 1e-19.
+
     Args:
         state: X, the residual state.
         branch: h, the unnormalised direction.
@@ -162,22 +165,26 @@ def reversible_rewrite_and_read(
 
 def _call(operation, arrays, weights, epsilon, erase, implementation, token_axes, shadow=None):
     """Any of the operations: `weights` holds the reader's, or nothing."""
+    epsilon = dispatch.number("epsilon", epsilon)
     tokens = dict(zip(("state", "branch", "value", "gate"), arrays, strict=True))
     shared = dict(zip(("weights",), weights, strict=False))
-    _check_shapes(**tokens, **shared, shadow=shadow)
+    if operation.startswith("reversible"):
+        tokens["shadow"] = shadow
+    tokens, shared = dispatch.floating(tokens), dispatch.floating(shared)
+    _check_shapes(**tokens, **shared)
     reason = shapes.unsupported(tokens["state"].shape, tokens["state"].dtype, tokens["branch"].dtype)
     whole = ("channels", "width")
-    if shadow is not None:
-        tokens["shadow"] = shadow
     plan, placed, weights = dispatch.plan(operation, implementation, token_axes, tokens, shared, whole, reason)
     call = _Call(epsilon, erase, plan)
-    if shadow is None:
+    if "shadow" not in tokens:
         return _run(placed, weights, call)
     *arrays, shadow = placed
     return _run_reversible(tuple(arrays), shadow, weights, call)
 
 
 def _check_shapes(state, branch, value, gate, weights=None, shadow=None):
+    if state.ndim < 2 or 0 in state.shape[-2:]:
+        raise ValueError(f"state has shape {state.shape}, but needs (…, channels, width), both at least 1")
     *tokens, channels, width = state.shape
     expected = {
         "branch": (branch, (*tokens, width)),
@@ -189,6 +196,8 @@ def _check_shapes(state, branch, value, gate, weights=None, shadow=None):
     for name, (array, shape) in expected.items():
         if array is not None and array.shape != shape:
             raise ValueError(f"{name} has shape {array.shape}, but a state of shape {state.shape} needs {shape}")
+    if shadow is not None and shadow.dtype != state.dtype:
+        raise ValueError(f"shadow has dtype {shadow.dtype}, but the state has {state.dtype}")
 
 
 @functools.cache

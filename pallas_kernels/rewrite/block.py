@@ -176,7 +176,7 @@ def launch(
     if n > 1:
         scratch.append(plgpu.Barrier(num_arrivals=n))
         options.update(num_threads=n, thread_name="warpgroup")
-    results = plgpu.kernel(
+    kernel = plgpu.kernel(
         kernel_body,
         out_type=[jax.ShapeDtypeStruct(boxed(out.shape), out.dtype) for out in outputs.values()],
         grid=(cut.blocks,),
@@ -184,5 +184,8 @@ def launch(
         scratch_types=scratch,
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True, reduction_scratch_bytes=0),
         **options,
-    )(*(array.reshape(boxed(array.shape)) for array in inputs.values()))
+    )
+    arrays = [array.reshape(boxed(array.shape)) for array in inputs.values()]
+    with jax.enable_x64(False):  # of indices: arrays have dtypes of their own
+        results = kernel(*arrays)
     return {name: result.reshape(outputs[name].shape) for name, result in zip(outputs, results, strict=True)}

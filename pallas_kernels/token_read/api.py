@@ -20,7 +20,7 @@ def token_read(
 ) -> Float[Array, "*batch tokens width"]:
     """The token reader's view of the residual state: x_i[t] = Σ_s Σ_j a_sji X_ji[t−s], s = 0..K−1 (paper, TC).
 
-    Causal, with zeros before the first token of each sequence.
+    Causal, with zeros before the first token of each sequence. Reverse-mode derivatives of first order.
 
     Args:
         state: X, the residual state; every leading index is a sequence of its own.
@@ -38,6 +38,7 @@ def token_read(
         ValueError: shapes that do not belong together; an unknown implementation; `pallas` for arrays that the kernel
             cannot take, or divided over a mesh in a way that is not known or that it cannot follow.
     """
+    state, weights = dispatch.floating({"state": state, "weights": weights}).values()
     if state.ndim < 3:
         raise ValueError(f"state has shape {state.shape}, but needs (…, tokens, channels, width)")
     if weights.ndim != 3 or weights.shape[0] == 0 or weights.shape[1:] != state.shape[-2:]:

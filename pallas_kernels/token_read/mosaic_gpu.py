@@ -165,12 +165,15 @@ def token_read(state, weights, *, interpret=None):
     if cut.tail:
         scratch["tail_loaded"] = plgpu.Barrier(num_arrivals=1)
         scratch["tail_smem"] = plgpu.SMEM((cut.tail, V, *row), state.dtype)
-    read = plgpu.kernel(
+    kernel = plgpu.kernel(
         token_read,
         out_type=jax.ShapeDtypeStruct((tokens, width // cut.lanes, cut.lanes), state.dtype),
         scratch_types=scratch,
         **_launch(cut, interpret),
-    )(_tiled(state.reshape(tokens, V, width), cut), _tiled(weights, cut))
+    )
+    x, a = _tiled(state.reshape(tokens, V, width), cut), _tiled(weights, cut)
+    with jax.enable_x64(False):  # of indices: arrays have dtypes of their own
+        read = kernel(x, a)
     return read.reshape(batch, length, width)
 
 
@@ -276,11 +279,14 @@ def token_read_backward(state, weights, d_read, *, interpret=None):
         scratch["tail_x_smem"] = plgpu.SMEM((cut.tail, V, *row), state.dtype)
         scratch["tail_dx_smem"] = plgpu.SMEM((cut.tail, *row), state.dtype)
     x, a = _tiled(state.reshape(tokens, V, width), cut), _tiled(weights, cut)
-    dX, da = plgpu.kernel(
+    kernel = plgpu.kernel(
         token_read_backward,
         out_type=[jax.ShapeDtypeStruct(x.shape, state.dtype), jax.ShapeDtypeStruct((cut.runs, *a.shape), F32)],
         scratch_types=scratch,
         **_launch(cut, interpret),
-    )(x, a, _tiled(d_read.astype(state.dtype).reshape(tokens, width), cut))
+    )
+    dx = _tiled(d_read.astype(state.dtype).reshape(tokens, width), cut)
+    with jax.enable_x64(False):
+        dX, da = kernel(x, a, dx)
     da = jnp.sum(da, axis=0).reshape(weights.shape)
     return dX.reshape(state.shape), jnp.pad(da, ((0, taps - K), (0, 0), (0, 0)))

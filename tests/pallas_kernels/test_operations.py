@@ -277,3 +277,61 @@ def test_kernels_can_be_exported():
     again = jax.export.deserialize(exported.serialize())
     assert again.mlir_module().count("mosaic_gpu") >= 1
     assert [aval.shape for aval in again.out_avals] == [(4, 6, 2, 256), (4, 6, 256)]
+
+
+# What users get wrong.
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"state": [[1.0]]}, "branch has shape"),
+    ({"gate": None}, "gate is a NoneType"),
+    ({"gate": "open"}, "gate"),
+    ({"state": np.ones((6, 2, 128), int)}, "state has dtype int32, but has to be of floating-point numbers"),
+    ({"value": np.ones((6, 2), complex)}, "value has dtype complex64"),
+    ({"state": np.ones((6, 0, 128), np.float32)}, "both at least 1"),
+    ({"epsilon": -1.0}, "epsilon -1.0 has to be finite and at least 0"),
+    ({"epsilon": "small"}, "epsilon 'small' has to be a number"),
+    ({"epsilon": float("nan")}, "epsilon nan"),
+])  # fmt: skip
+@pytest.mark.parametrize("implementation", ["auto", "pallas"])
+def test_arguments_that_make_no_sense_are_refused_by_name(change, message, implementation):
+    with pytest.raises(ValueError, match=message):
+        rewrite_and_read(**arrays(6) | change, implementation=implementation)
+
+
+def test_an_epsilon_that_is_traced_is_refused():
+    arguments = arrays(3)
+    with pytest.raises(ValueError, match="known when the operation is traced"):
+        jax.jit(lambda epsilon: rewrite_and_read(**arguments, epsilon=epsilon))(1e-5)
+    assert rewrite_and_read(**arguments, epsilon=jnp.float32(1e-5), implementation="pallas")[1].shape == (3, 128)
+
+
+@pytest.mark.parametrize("shadow", [None, np.ones((6, 2, 128), jnp.bfloat16), np.ones((5, 2, 128), np.float32)])
+def test_a_shadow_unlike_the_state_is_refused(shadow):
+    with pytest.raises(ValueError, match="shadow"):
+        reversible_rewrite_and_read(**arrays(6), shadow=shadow)
+
+
+@pytest.mark.parametrize("operation", [rewrite_and_read_of, token_read_of])
+def test_kernels_run_where_64_bits_are_enabled(operation):
+    arguments = arrays(2, 3)
+    expected = outputs_and_gradients(operation, arguments, implementation="xla")
+    with jax.enable_x64(True):
+        assert_close(outputs_and_gradients(operation, arguments, implementation="pallas"), expected, 1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+def test_kernels_compile_where_64_bits_are_enabled(operation):
+    arguments = placed(hopper.mesh({"data": 1}), P())
+    with jax.enable_x64(True):
+        program = hopper.compile_for(jax.grad(loss_of(operation)), arguments)
+    assert hopper.kernels(program) == kernels_of(operation)
+
+
+def test_the_interpreter_takes_one_device(monkeypatch):
+    from pallas_kernels.layout import Layout
+
+    monkeypatch.setattr(Layout, "devices", 4)
+    with pytest.raises(ValueError, match="takes one device; use 'auto' or 'xla'"):
+        rewrite_and_read(**arrays(6), implementation="pallas")
