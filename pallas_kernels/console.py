@@ -1,9 +1,14 @@
-"""What the commands of this package share: arguments that are refused in one line, a line of progress, a table."""
+"""What the commands of this package share: arguments refused in one line, a line of progress, a table, and the end."""
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 import difflib
+import os
+import signal
 import sys
+
+STOPPED = "stopped before the end"
+UNREAD = 128 + signal.SIGPIPE  # as a shell says of a program whose output nobody reads any more
 
 
 class Parser(argparse.ArgumentParser):
@@ -12,8 +17,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         options = [option for action in self._actions for option in action.option_strings]
         for word in message.split():
+            if not set(word.rstrip(":").split("/")).isdisjoint(
+                options
+            ):  # spelled right; argparse puts a colon after it
+                break
             if word.startswith("-") and (near := difflib.get_close_matches(word, options, 1)):
-                message += f"; did you mean {near[0]}?" if near[0] != word else ""
+                message += f"; did you mean {near[0]}?"
                 break
         self.exit(2, f"{self.prog}: {message}\n")
 
@@ -23,6 +32,27 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(name, sorted(known), 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             self.error(f"no {what} {name!r}; {hint}there are: {', '.join(sorted(known)) or 'none'}")
+
+
+def run(main: Callable[[], int]) -> int:
+    """The exit code of `main`; 3 if it was stopped, and `UNREAD` if nobody reads its output any more (`| head`)."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: prints what there is
+    try:
+        try:
+            code = main()
+        except KeyboardInterrupt:  # where there is nothing to print
+            progress()
+            print(STOPPED, file=sys.stderr)
+            code = 3
+        sys.stdout.flush()  # here, since Python complains of what fails when it ends
+        return code
+    except BrokenPipeError:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:  # what is left goes nowhere, or Python would try again at its end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return UNREAD
 
 
 def progress(verb: str = "", done: int = 0, total: int = 0, seconds: float = 0.0, what: str = "") -> None:

@@ -6,8 +6,8 @@ On a GPU how fast each is, and how exact; on a CPU how exact, and what the progr
 from collections.abc import Callable, Sequence
 import json
 import logging
+import os
 from pathlib import Path
-import signal
 import sys
 import time
 
@@ -17,7 +17,7 @@ from pallas_kernels import cases, dispatch, hopper
 from pallas_kernels.compare import compiled, report
 from pallas_kernels.compare.measure import finite, first_line, measure, row
 from pallas_kernels.compare.operations import IMPLEMENTATIONS, PASSES, Comparison
-from pallas_kernels.console import Parser, progress
+from pallas_kernels.console import STOPPED, Parser, progress, run
 
 SHAPES_ON_GPU = ("small", "small_v1", "small_v8", "medium")
 SHAPES_ON_CPU = ("small",)
@@ -38,9 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.check_name("operation", chosen.operation, {what.operation for what in PASSES})
         parser.check_name("shape", chosen.shape, cases.SHAPES)
         if chosen.plot is not None:
+            if reason := _unwritable(chosen.plot):
+                parser.error(f"--plot {chosen.plot}: {reason}" if chosen.plot else f"--plot: {reason}")
             report.require_plots()
-            if not chosen.plot.absolute().parent.is_dir():
-                parser.error(f"--plot {chosen.plot}: there is no folder {chosen.plot.absolute().parent}")
     except report.MissingExtra as error:
         print(error, file=sys.stderr)
         return 2
@@ -84,13 +84,45 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         print(heading)
         print(report.table(rows, compiled.columns(programs[: len(rows)]) if look else None))
-    if chosen.plot is not None and on_gpu:
-        report.plot_speed(rows, chosen.plot, f"{card}, copies at {copies}")
-    elif chosen.plot is not None:
-        report.plot_moved(rows, [program.moved for program in programs[: len(rows)]], chosen.plot)
+    try:
+        if chosen.plot is None or not rows:  # stopped before the first
+            pass
+        elif on_gpu:
+            report.plot_speed(rows, chosen.plot, f"{card}, copies at {copies}")
+        else:
+            report.plot_moved(rows, [program.moved for program in programs[: len(rows)]], chosen.plot)
+    except OSError as error:  # such as a disk that is full by now
+        problems.append(f"--plot {chosen.plot}: {error.strerror or error}")
+    if stopped:
+        print(STOPPED, file=sys.stderr)
     for problem in dict.fromkeys(problems):
         print(problem, file=sys.stderr)
     return 3 if stopped else 1 if problems else 0
+
+
+def _unwritable(name: str) -> str | None:
+    """Why no chart can be written to a file of that name, or None; leaves everything as it was."""
+    if not name:
+        return "the name of the file is empty"
+    path = Path(name)
+    if os.path.isdir(name):
+        return "is a folder; give a file that ends in .png"
+    if path.suffix.lower() != ".png":
+        return "charts are PNG: give a file that ends in .png"
+    parent = path.absolute().parent
+    if not os.path.isdir(parent):
+        return f"there is no folder {parent}"
+    if os.path.exists(name) and not os.path.isfile(name):  # opening a pipe would wait
+        return "is not a file"
+    new = not os.path.exists(name)
+    try:
+        with path.open("ab"):
+            pass
+        if new:
+            path.resolve().unlink()  # where it is a link, what it points to
+    except OSError as error:
+        return f"cannot be written: {error.strerror or error}"
+    return None
 
 
 def _on_gpu() -> bool:
@@ -135,7 +167,7 @@ def _parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print one JSON list on stdout, and nothing else there")
     parser.add_argument("--operation", metavar="NAME", help="only this operation")
     parser.add_argument("--shape", metavar="NAME", help="only this shape, any of pallas_kernels.cases")
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw a bar chart, too (extra plots)")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw a bar chart, too (extra plots)")
     return parser
 
 
@@ -145,5 +177,4 @@ def _select(operation: str | None, shape: str | None, default: Sequence[str]) ->
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: prints what there is
-    sys.exit(main())
+    sys.exit(run(main))

@@ -10,13 +10,16 @@ import time
 import jax
 
 from pallas_kernels import cases as case_list
-from pallas_kernels.console import Parser, progress, table
+from pallas_kernels.console import STOPPED, Parser, progress, run, table
 from pallas_kernels.hopper import MissingExtra, mesh
 from pallas_kernels.hopper.measure import COLUMNS, LEAST_IN_FLIGHT, MANY_TOKENS, MOST_MOVED, faults, measure
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, 1 if a kernel is not as it should be, 2 for a bad argument."""
+    """Runs the command; returns its exit code.
+
+    0; 1 if a kernel is not as it should be; 2 for a bad argument; 3 if it was stopped, after printing what it has.
+    """
     parser = Parser(
         prog="python -m pallas_kernels.hopper",
         description="Compiles the kernels for an H200, without one, and prints what they take and what they move. "
@@ -37,25 +40,30 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except SystemExit as stop:  # argparse leaves so
         return int(stop.code or 0)
-    rows, wrong, started = [], [], time.monotonic()
-    for number, case in enumerate(selected):
-        progress("compiling", number, len(selected), time.monotonic() - started, f"{case.kernel} {case.shape}")
-        try:
-            row = measure(case)
-        except MissingExtra as error:
-            progress()
-            print(error, file=sys.stderr)
-            return 2
-        except Exception as error:
-            error.add_note(f"in kernel {case.kernel}, shape {case.shape}")
-            raise
-        rows.append(row)
-        wrong += [f"{case.kernel} {case.shape}: {fault}" for fault in faults(case, row)]
+    rows, wrong, stopped, started = [], [], False, time.monotonic()
+    try:
+        for number, case in enumerate(selected):
+            progress("compiling", number, len(selected), time.monotonic() - started, f"{case.kernel} {case.shape}")
+            try:
+                row = measure(case)
+            except MissingExtra as error:
+                progress()
+                print(error, file=sys.stderr)
+                return 2
+            except Exception as error:
+                error.add_note(f"in kernel {case.kernel}, shape {case.shape}")
+                raise
+            rows.append(row)
+            wrong += [f"{case.kernel} {case.shape}: {fault}" for fault in faults(case, row)]
+    except KeyboardInterrupt:  # what has been compiled is worth having
+        stopped = True
     progress()
     print(json.dumps(rows, indent=1) if chosen.json else _table(rows))
+    if stopped:
+        print(STOPPED, file=sys.stderr)
     for fault in wrong:
         print(fault, file=sys.stderr)
-    return 1 if wrong else 0
+    return 3 if stopped else 1 if wrong else 0
 
 
 def _select(parser: Parser, kernel: str | None, shape: str | None) -> list[case_list.Case]:
@@ -79,4 +87,4 @@ def _ratio(row: dict[str, str | int]) -> str:
 
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")  # a plugin that finds no GPU complains
-    sys.exit(main())
+    sys.exit(run(main))

@@ -3,7 +3,10 @@
 import functools
 import importlib.util
 import json
+import os
 import struct
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from pallas_kernels import cases, hopper
+from pallas_kernels import cases, console, hopper
 from pallas_kernels.cases import Shape
 from pallas_kernels.compare import __main__ as command
 from pallas_kernels.compare import compiled, measure, oracle, report, timing
@@ -292,7 +295,65 @@ def test_stopped_it_prints_what_it_has(monkeypatch, capfd):
 
     monkeypatch.setattr(command, "measure", measured)
     assert command.main(["--json", "--shape", "tiny"]) == 3
-    assert len(json.loads(capfd.readouterr().out)) == 2
+    output = capfd.readouterr()
+    assert len(json.loads(output.out)) == 2
+    assert output.err.count(f"{console.STOPPED}\n") == 1
+
+
+def test_stopped_before_the_first_there_is_no_chart(monkeypatch, capfd, tmp_path):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "require_plots", lambda: None)
+    monkeypatch.setattr(command, "measure", stop)
+    assert command.main(["--shape", "tiny", "--plot", str(tmp_path / "a.png")]) == 3
+    assert capfd.readouterr().out.count("\n") == 2, "the heading and the titles"
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_chart_that_cannot_be_saved_leaves_the_table(monkeypatch, capfd, tmp_path):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "require_plots", lambda: None)
+    monkeypatch.setattr(report, "plot_moved", full)
+    monkeypatch.setattr(compiled, "compiled", lambda *_: compiled.Compiled(None))
+    monkeypatch.setattr(command, "measure", lambda *_, **__: {"xla": Outcome(relative_error=0.0)})
+    monkeypatch.setattr(command, "PASSES", PASSES[:1])
+    chart = tmp_path / "a.png"
+    assert command.main(["--shape", "tiny", "--plot", str(chart)]) == 1
+    output = capfd.readouterr()
+    assert output.out.splitlines()[-1].startswith("rewrite")
+    assert output.err.endswith(f"--plot {chart}: No space left on device\n")
+
+
+def test_asking_whether_a_chart_can_be_written_changes_nothing(tmp_path):
+    old, link = tmp_path / "old.png", tmp_path / "link.PNG"
+    old.write_bytes(b"a chart")
+    link.symlink_to("new.png")
+    assert [command._unwritable(str(path)) for path in (old, link, tmp_path / "new.png")] == [None] * 3
+    assert old.read_bytes() == b"a chart"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.PNG", "old.png"]
+
+
+def test_stopped_where_there_is_nothing_to_print(monkeypatch, capsys):
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(console.signal, "signal", lambda *_: None)
+    assert console.run(stop) == 3
+    assert capsys.readouterr() == ("", f"{console.STOPPED}\n")
+
+
+@pytest.mark.parametrize("length", [1, 100_000], ids=["at the end", "at once"])
+def test_output_that_nobody_reads_is_no_failure(length):
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = f"import sys; from pallas_kernels.console import run; sys.exit(run(lambda: print('x' * {length}) or 1))"
+    asked = [sys.executable, "-c", program]
+    got = subprocess.run(asked, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (got.returncode, got.stderr) == (console.UNREAD, "")
 
 
 @pytest.mark.parametrize(
@@ -301,8 +362,12 @@ def test_stopped_it_prints_what_it_has(monkeypatch, capfd):
         (["--operation", "rewrit"], "no operation 'rewrit'; did you mean 'rewrite'? there are: reversible_rewrite"),
         (["--shape", "smal"], "no shape 'smal'; did you mean 'small'? there are: medium"),
         (["--operatoin", "rewrite"], "did you mean --operation?"),
-        (["--plot"], "expected one argument"),
-        pytest.param(["--plot", "no/such/folder/a.png"], "there is no folder", marks=needs_plots),
+        (["--plot"], "argument --plot: expected one argument\n"),
+        (["--plot", "no/such/folder/a.png"], "there is no folder"),
+        (["--plot", ""], "--plot: the name of the file is empty"),
+        (["--plot", "."], "--plot .: is a folder"),
+        (["--plot", "a.svg"], "--plot a.svg: charts are PNG: give a file that ends in .png"),
+        (["--plot", f"{'a' * 300}.png"], "cannot be written: File name too long"),
     ],
 )
 def test_bad_arguments_end_in_one_line(capsys, words, message):

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 import pytest
 
-from pallas_kernels import cases, hopper
+from pallas_kernels import cases, console, hopper
 from pallas_kernels.hopper import __main__ as command
 from pallas_kernels.hopper import measure, target
 from pallas_kernels.hopper.compile import compile_lowered
@@ -268,7 +268,7 @@ def test_the_command_names_what_is_not_as_it_should_be(listed, capfd):
         (["--kernel", "scal"], "no kernel 'scal'; did you mean 'scale'? there are: scale"),
         (["--shape", "smal"], "no shape 'smal'; did you mean 'small'? there are: large, small"),
         (["--kernl", "scale"], "did you mean --kernel?"),
-        (["--kernel"], "expected one argument"),
+        (["--kernel"], "argument --kernel: expected one argument\n"),
     ],
 )
 def test_bad_arguments_end_in_one_line(listed, capsys, words, message):
@@ -277,6 +277,25 @@ def test_bad_arguments_end_in_one_line(listed, capsys, words, message):
     assert output.out == ""
     assert output.err.count("\n") == 1
     assert message in output.err
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_stopped_it_prints_what_it_has(listed, monkeypatch, capsys, words):
+    def measured(case):
+        if case.shape == "large":
+            raise KeyboardInterrupt
+        return dict.fromkeys(command.COLUMNS, 40_000) | {"kernel": case.kernel, "shape": case.shape}
+
+    monkeypatch.setattr(command, "mesh", lambda _: None)
+    monkeypatch.setattr(command, "measure", measured)
+    monkeypatch.setattr(command, "faults", lambda *_: [])
+    assert command.main(words) == 3
+    output = capsys.readouterr()
+    if words:
+        assert [row["shape"] for row in json.loads(output.out)] == ["small"]
+    else:
+        assert [line.split()[:2] for line in output.out.splitlines()] == [["kernel", "shape"], ["scale", "small"]]
+    assert output.err.count(f"{console.STOPPED}\n") == 1
 
 
 def test_the_command_as_a_process():
