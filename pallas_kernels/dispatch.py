@@ -103,7 +103,7 @@ class Plan:
             return None
         from jax.experimental.pallas import mosaic_gpu as plgpu  # a third of a second
 
-        return plgpu.InterpretGPUParams()
+        return plgpu.InterpretGPUParams(detect_races=True)
 
 
 def plan(

@@ -51,11 +51,6 @@ class _Walk:
         return [jnp.where(jnp.broadcast_to(is_edge, value.shape), 0.0, value) for value in running]
 
 
-def interpreter():
-    """What `interpret` takes to run a kernel on a CPU, races between its threads and its copies detected."""
-    return plgpu.InterpretGPUParams(detect_races=True)
-
-
 def _launch(cut, interpret):
     # Automatic barriers stand around every store to shared memory, 32 of them for 4 tokens of 4 channels. Ours are
     # enough: a slot is written by TMA only and read by threads only, an outgoing buffer the other way round; threads
