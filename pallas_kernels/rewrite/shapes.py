@@ -112,7 +112,12 @@ def plan(
     strip = channels * columns
     keep = strip <= STRIP
     copies = (2 * reads + keep + (keep and reverse)) if backward else (1 + reads)
-    besides = 72 if backward else 24 + 16 * warpgroups
+    if backward:
+        besides = 72
+    elif warpgroups > 1:
+        besides = 56
+    else:
+        besides = 40 + 10 * max(0, channels - 4)
     registers = min(besides + strip * copies + 3 * columns + 7 & ~7, 255)
     sums = 4 * (box + 2) * padded(rows(channels, backward)) * warpgroups
     barriers_and_alignment = 2048

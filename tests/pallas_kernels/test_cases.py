@@ -127,6 +127,14 @@ def test_slots_of_all_that_is_not_refused_fit_in_shared_memory():
             assert plan.warpgroups * plan.boxes * plan.box == width
 
 
+@needs_compiler
+@pytest.mark.parametrize("channels, width", [(8, 512), (7, 256), (5, 640)])
+def test_all_planned_blocks_fit_at_once(channels, width):
+    _, this, *_ = cases._rewrites("x", cases.Shape(40_000, channels, width))
+    planned = shapes.plan(40_000, channels, width, "bfloat16", "bfloat16", reads=True).blocks_per_multiprocessor
+    assert hopper.resources(this.function, *this.arguments).blocks_per_multiprocessor >= planned
+
+
 # At the edges of what is taken: the most registers, the most boxes.
 @needs_compiler
 @pytest.mark.parametrize(
