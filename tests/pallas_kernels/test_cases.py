@@ -79,7 +79,7 @@ def test_a_second_load_of_the_state_is_seen(monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("shape", ["small", "medium", "wide", "odd_640"])
+@pytest.mark.parametrize("shape", ["small", "medium_v8"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_fit_an_h200(kernel, shape):
     this = case(kernel, shape)
@@ -137,9 +137,7 @@ def test_all_planned_blocks_fit_at_once(channels, width):
 
 # At the edges of what is taken: the most registers, the most boxes.
 @needs_compiler
-@pytest.mark.parametrize(
-    "channels, width", [(8, 2048), (4, 3840), (3, 3584), (2, 6144), (1, 4096), (1, 8192), (7, 1152), (2, 2048)]
-)
+@pytest.mark.parametrize("channels, width", [(8, 2048), (4, 3840), (2, 6144), (1, 8192)])
 def test_the_largest_states_compile_without_spilling(channels, width):
     (*_, this) = (c for c in cases._rewrites("x", cases.Shape(4096, channels, width)) if c.kernel.endswith("reverse"))
     assert hopper.resources(this.function, *this.arguments).spill_bytes == 0
