@@ -153,7 +153,7 @@ VALUES = hypothesis.given(
 
 
 # The first example is all zeros and ones; a shape is compiled once for all.
-@hypothesis.settings(max_examples=3, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=2, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @VALUES
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_kernels_equal_the_oracle(four_blocks, shape, seed, state, branch, value, gate):
@@ -161,7 +161,7 @@ def test_kernels_equal_the_oracle(four_blocks, shape, seed, state, branch, value
     check(shape, seed, state=10**state, branch=10**branch, value=10**value, gate=gate)
 
 
-@hypothesis.settings(max_examples=8)
+@hypothesis.settings(max_examples=6)
 @VALUES
 @pytest.mark.parametrize("shape", [Shape(4, 2, 256), Shape(4, 2, 128, BF16, BF16, erase=False, reverse=True)], ids=str)
 def test_kernels_equal_the_oracle_at_any_size_of_the_arguments(shape, seed, state, branch, value, gate):

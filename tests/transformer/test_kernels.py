@@ -91,7 +91,7 @@ def stepped(config) -> tuple[dict[str, np.ndarray], bool]:
     return {"loss": np.asarray(metrics["loss"]), **found}, "callback" in lowered.as_text()
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", ["CC", "TC", "scalar"])  # write-only differs in the operation alone
 def test_the_step_of_the_kernels_is_that_of_xla(on_a_cpu, name):
     (by_xla, _), (by_pallas, interpreted) = (stepped(configuration(STREAMS[name], k)) for k in ("xla", "pallas"))
     assert interpreted
