@@ -164,7 +164,7 @@ def _start(tmp_path, argument: str) -> tuple[subprocess.Popen, list[int]]:
 def finish(process: subprocess.Popen) -> str:
     """What it wrote to stderr. The workers hold that pipe too, so this ends only when they have ended."""
     try:
-        return process.communicate(timeout=60)[1]
+        return process.communicate(timeout=30)[1]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         pytest.fail("a worker outlived its parent")
