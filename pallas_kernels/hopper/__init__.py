@@ -5,7 +5,7 @@
 `python -m pallas_kernels.hopper` says it for our own kernels.
 """
 
-from pallas_kernels.hopper.compile import compile_for, resources
+from pallas_kernels.hopper.compile import compile_for, compile_traced, resources, trace
 from pallas_kernels.hopper.cost import Cost, cost
 from pallas_kernels.hopper.custom_calls import UnknownCustomCall, known_kernels
 from pallas_kernels.hopper.hlo import Collective, bytes_accessed, collectives, kernels
@@ -25,10 +25,12 @@ __all__ = [
     "bytes_moved",
     "collectives",
     "compile_for",
+    "compile_traced",
     "cost",
     "kernels",
     "known_kernels",
     "mesh",
     "parse",
     "resources",
+    "trace",
 ]

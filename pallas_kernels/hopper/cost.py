@@ -209,8 +209,12 @@ def _group(instruction: Instruction) -> int:
     if instruction.operation.startswith("collective-permute"):
         return 2
     text = instruction.attributes
-    if found := re.search(r"replica_groups=\[(?:\d+,)*(\d+)\]<=", text):
+    if found := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", text):  # mesh['data'=4,'fsdp'=2] {'data'}
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", found[1])}
+        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", found[2])  # 'data', or a part of it: 'data':(1)2
+        return math.prod(int(part) if part else sizes[name] for name, part in axes)
+    if found := re.search(r"replica_groups=\[(?:\d+,)*(\d+)\]<=", text):  # [2,4]<=[8]
         return int(found[1])
-    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", text):
+    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", text):  # {{0,1},{2,3}}
         return len(found[1].split(","))
     raise ValueError(f"between which devices {instruction.name} runs is not known")

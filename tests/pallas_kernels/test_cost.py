@@ -184,12 +184,13 @@ def test_a_collective_counts_what_one_device_sends_and_no_memory():
         "%s = f32[1000]{0} all-reduce-done(%r)",
         "%g = f32[4000]{0} all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}",
         "%t = f32[500]{0} reduce-scatter(%x), replica_groups={{0,1},{2,3}}, dimensions={0}, to_apply=%sum",
+        "%m = f32[1000]{0} all-reduce(%x), replica_groups=mesh['data'=2,'fsdp'=8] {'data','fsdp':(1)2}, to_apply=%sum",
         "%p = f32[1000]{0} collective-permute(%x), source_target_pairs={{0,1},{1,0}}",
         "ROOT %all = (f32[1000]{0}, f32[4000]{0}) tuple(%s, %g)",
     )
-    assert {part.name: part.wire for part in counted.parts} == {"r": 6000, "g": 12000, "t": 2000, "p": 4000}
+    assert {part.name: part.wire for part in counted.parts} == {"r": 6000, "g": 12000, "t": 2000, "m": 6000, "p": 4000}
     assert counted.bytes == 0
-    assert counted.collective_bytes == 24000
+    assert counted.collective_bytes == 30000
 
 
 def test_types_are_written_as_xla_does():
