@@ -6,7 +6,7 @@
 """
 
 from pallas_kernels.hopper.compile import compile_for, compile_traced, resources, trace
-from pallas_kernels.hopper.cost import Cost, cost
+from pallas_kernels.hopper.cost import Cost, Part, cost
 from pallas_kernels.hopper.custom_calls import UnknownCustomCall, known_kernels
 from pallas_kernels.hopper.hlo import Collective, bytes_accessed, collectives, kernels
 from pallas_kernels.hopper.program import parse
@@ -18,6 +18,7 @@ __all__ = [
     "Collective",
     "Cost",
     "MissingExtra",
+    "Part",
     "Resources",
     "Traffic",
     "UnknownCustomCall",

@@ -32,7 +32,7 @@ class Part:
             `copies and casts`, `fills` or `collectives`.
         runs: how often it runs.
         accesses: bytes of one run.
-        flops: of the matrix products of one run, by the dtype that they multiply.
+        flops: of the matrix products of one run, by what they multiply.
         shape: of its result.
         path: where it comes from.
         wire: of a collective, the bytes that one device sends in one run.
@@ -75,7 +75,7 @@ class Cost:
 
     @functools.cached_property
     def flops(self) -> dict[str, int]:
-        """Of matrix products, by the dtype that they multiply (`bf16`, `f32`), a multiply-add counting as two."""
+        """Of matrix products, by what they multiply (the keys of `h200.PRODUCTS`), a multiply-add counting as two."""
         total: collections.Counter[str] = collections.Counter()
         for part in self.parts:
             total.update({dtype: part.runs * flops for dtype, flops in part.flops.items()})
@@ -184,7 +184,8 @@ def _dots(program: Program, computation: Computation, instruction: Instruction) 
         left = computation.by_name[instruction.operands[0]].shape
         axes = instruction.attribute("lhs_contracting_dims")
         contracted = math.prod(left.sizes[int(axis)] for axis in axes.split(",") if axis)
-        total[left.dtype] += 2 * instruction.shape.elements * contracted
+        exact = left.dtype == "f32" and "highest" in instruction.attribute("operand_precision")
+        total["exact f32" if exact else left.dtype] += 2 * instruction.shape.elements * contracted
     elif instruction.operation == "convolution":
         raise NotImplementedError(f"nobody has taught this package the FLOPs of a convolution: {instruction.name}")
     return dict(total)

@@ -1,0 +1,100 @@
+"""How a step's peak memory grows with its micro-batch, and the largest that fits a GPU."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import NamedTuple
+
+from ddl_jax.config import Config
+from ddl_jax.plan.program import Step
+from pallas_kernels.h200 import MEMORY
+
+ATTEMPTS = 4  # compilations with which an answer is checked, and mended where it does not fit
+
+
+class Line(NamedTuple):
+    """Peak memory of a micro-batch: fixed + sequences · each, in bytes."""
+
+    fixed: float
+    each: float
+
+    def largest(self) -> int:
+        """The largest micro-batch within the GPU's memory; 0 if not even one sequence fits."""
+        return max(0, int((MEMORY - self.fixed) // self.each))
+
+
+def by_kind(step: Step) -> dict[str, int]:
+    """The peak memory of a step, split.
+
+    Returns:
+        `parameters`, `optimizer`, `saved` (for backward) and `rest`: gradients, activations in flight, temporaries.
+    """
+    kinds = {"parameters": step.parameter_bytes, "optimizer": step.optimizer_bytes, "saved": step.saved_bytes}
+    return kinds | {"rest": step.peak_bytes - sum(kinds.values())}
+
+
+def line_by_formula(config: Config, step: Step) -> Line:
+    """From one compilation: what does not grow is taken to be parameters, optimiser state and gradients."""
+    fixed = 2 * step.parameter_bytes + step.optimizer_bytes
+    return Line(fixed, (step.peak_bytes - fixed) / config.training.microbatch_size)
+
+
+def with_microbatch(config: Config, sequences: int) -> Config:
+    """The configuration with another micro-batch, of which a batch has as many as before."""
+    training = config.training
+    batch = training.batch_size // training.microbatch_size * sequences
+    training = dataclasses.replace(training, microbatch_size=sequences, batch_size=batch)
+    return dataclasses.replace(config, training=training)
+
+
+class Fit(NamedTuple):
+    """The largest micro-batch that fits, and how that is known.
+
+    Attributes:
+        largest: in sequences; 0 if not even one fits.
+        peaks: compiled: (micro-batch, peak bytes), in order.
+        predicted: what the line through the first two said the peak of `largest` would be; None if nothing fits.
+    """
+
+    largest: int
+    peaks: tuple[tuple[int, int], ...]
+    predicted: float | None
+
+
+def fit(config: Config, compiled: Callable[[Config], Step]) -> Fit:
+    """Compiles two micro-batches, draws a line through their peaks, and compiles the largest that it says will fit.
+
+    If that does not fit after all, a line through the nearest two says what is tried next.
+
+    Args:
+        config: as `compiled_step` takes it.
+        compiled: the step of a configuration.
+    """
+    first = config.training.microbatch_size
+    peaks: dict[int, int] = {}
+
+    def measure(sequences: int) -> int:
+        if sequences not in peaks:
+            peaks[sequences] = compiled(with_microbatch(config, sequences)).peak_bytes
+        return peaks[sequences]
+
+    a, b = sorted((first, max(1, first // 2) if first > 1 else 2))
+    original = line = _line((a, measure(a)), (b, measure(b)))
+    largest = line.largest()
+    for _ in range(ATTEMPTS):
+        if largest == 0 or measure(largest) <= MEMORY:
+            break
+        nearest = max((size for size in peaks if size < largest), default=None)
+        if nearest is None:
+            largest -= 1
+            continue
+        line = _line((nearest, peaks[nearest]), (largest, peaks[largest]))
+        largest = min(largest - 1, line.largest())
+    else:
+        largest = max((size for size, peak in peaks.items() if peak <= MEMORY), default=0)
+    predicted = original.fixed + largest * original.each if largest else None
+    return Fit(largest, tuple(sorted(peaks.items())), predicted)
+
+
+def _line(first: tuple[int, int], second: tuple[int, int]) -> Line:
+    each = (second[1] - first[1]) / (second[0] - first[0])
+    return Line(first[1] - each * first[0], each)
