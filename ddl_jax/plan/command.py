@@ -61,7 +61,7 @@ def _plan(configs: list[tuple[str, Config]], count: int, options: Any) -> int:
     from rich.console import Console
 
     from ddl_jax.plan import report
-    from ddl_jax.plan.measure import additive, measure, parts, ratios
+    from ddl_jax.plan.measure import additive, measure, parts, ratios, unnamed
     from ddl_jax.plan.program import compiled_step, devices_for, settled
 
     devices = devices_for(count)
@@ -72,7 +72,7 @@ def _plan(configs: list[tuple[str, Config]], count: int, options: Any) -> int:
         def measured(name, config, fitted):
             def compiled(config):
                 status.update(f"compiling {name}, {config.training.microbatch_size} sequences at a time")
-                return compiled_step(config, devices)
+                return compiled_step(unnamed(config), devices)
 
             return measure(config, count, compiled, fitted)
 
@@ -96,5 +96,5 @@ def _plan(configs: list[tuple[str, Config]], count: int, options: Any) -> int:
         report.show_several(results, console)
     if options.verbose:
         for result, (_, config) in zip(results, configs, strict=True):
-            report.show_moved(result, parts(compiled_step(config, devices), TOP), console)
+            report.show_moved(result, parts(compiled_step(unnamed(config), devices), TOP), console)
     return 0

@@ -24,10 +24,15 @@ COMPARED = (
 )
 
 
+def unnamed(config: Config) -> Config:
+    """The configuration without what tells apart two runs of the same program."""
+    return dataclasses.replace(config, run_dir="-")
+
+
 def additive(config: Config) -> Config:
-    """The same experiment on the plain residual stream, with a run directory that says nothing."""
+    """The same experiment on the plain residual stream, `unnamed`."""
     residual = ResidualConfig(kind="additive").resolve(config.model.width)
-    return dataclasses.replace(config, run_dir="-", model=dataclasses.replace(config.model, residual=residual))
+    return dataclasses.replace(unnamed(config), model=dataclasses.replace(config.model, residual=residual))
 
 
 def measure(config: Config, devices: int, compiled: Callable[[Config], Step], fitted: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from ddl_jax.config import Config
 from ddl_jax.plan.program import Step
 from pallas_kernels.h200 import MEMORY
 
-ATTEMPTS = 4  # compilations with which an answer is checked, and mended where it does not fit
+ATTEMPTS = 4  # compilations with which an answer is checked, and mended where it was wrong
 
 
 class Line(NamedTuple):
@@ -63,36 +63,38 @@ class Fit(NamedTuple):
 def fit(config: Config, compiled: Callable[[Config], Step]) -> Fit:
     """Compiles two micro-batches, draws a line through their peaks, and compiles the largest that it says will fit.
 
-    If that does not fit after all, a line through the nearest two says what is tried next.
+    Where that peak is not what the line said, a line through the two that are nearest to the GPU's memory says what is
+    tried next.
 
     Args:
         config: as `compiled_step` takes it.
         compiled: the step of a configuration.
     """
-    first = config.training.microbatch_size
     peaks: dict[int, int] = {}
 
-    def measure(sequences: int) -> int:
-        if sequences not in peaks:
-            peaks[sequences] = compiled(with_microbatch(config, sequences)).peak_bytes
-        return peaks[sequences]
+    def measure(sequences: int) -> None:
+        peaks[sequences] = compiled(with_microbatch(config, sequences)).peak_bytes
 
-    a, b = sorted((first, max(1, first // 2) if first > 1 else 2))
-    original = line = _line((a, measure(a)), (b, measure(b)))
-    largest = line.largest()
+    given = config.training.microbatch_size
+    for size in sorted({given, given // 2 or 2}):
+        measure(size)
+    line = first_line = _line(*peaks.items())
     for _ in range(ATTEMPTS):
-        if largest == 0 or measure(largest) <= MEMORY:
+        candidate = line.largest()
+        if over := [size for size, peak in peaks.items() if peak > MEMORY]:
+            candidate = min(candidate, min(over) - 1)
+        candidate = max(candidate, _largest_of(peaks))
+        if candidate == 0 or candidate in peaks:
             break
-        nearest = max((size for size in peaks if size < largest), default=None)
-        if nearest is None:
-            largest -= 1
-            continue
-        line = _line((nearest, peaks[nearest]), (largest, peaks[largest]))
-        largest = min(largest - 1, line.largest())
-    else:
-        largest = max((size for size, peak in peaks.items() if peak <= MEMORY), default=0)
-    predicted = original.fixed + largest * original.each if largest else None
+        measure(candidate)
+        line = _line(*sorted(peaks.items(), key=lambda point: abs(point[1] - MEMORY))[:2])
+    largest = _largest_of(peaks)
+    predicted = first_line.fixed + largest * first_line.each if largest else None
     return Fit(largest, tuple(sorted(peaks.items())), predicted)
+
+
+def _largest_of(peaks: dict[int, int]) -> int:
+    return max((size for size, peak in peaks.items() if peak <= MEMORY), default=0)
 
 
 def _line(first: tuple[int, int], second: tuple[int, int]) -> Line:

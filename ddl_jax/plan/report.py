@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Iterable, Sequence
+import os
 from typing import Any
 
 from rich.console import Console
@@ -101,27 +102,24 @@ def _end(path: str) -> str:
 
 
 TITLES = (
-    "configuration", "parameters, M", "GFLOP/token", "peak, GB", "(ratio)", "moved, GB", "(ratio)", "least time, ms",
-    "(speed)", "largest micro-batch", "paper: memory", "speed",
+    "configuration", "parameters", "GFLOP a token", "peak memory, GB", "moved, GB", "least time, ms", "micro-batch",
+    "paper: memory / speed",
 )  # fmt: skip
 
 
 def _rows(results: Sequence[Result]) -> Iterable[tuple[str, ...]]:
+    folder = os.path.commonpath([os.path.dirname(os.path.abspath(result["config"])) for result in results])
     for result in results:
         ratio, paper = result["baseline_ratio"], result["published"]
         yield (
-            result["config"],
-            f"{result['parameters'] / 1e6:.1f}",
+            os.path.relpath(result["config"], folder).removesuffix(".yaml"),
+            f"{result['parameters'] / 1e6:.1f} M",
             f"{result['executed_flops_per_token'] / 1e9:.3f}",
-            f"{result['peak_bytes_per_device'] / 1e9:.1f}" + ("" if result["fits"] else " (!)"),
-            f"{ratio['peak_bytes_per_device']:.2f}",
-            f"{result['hbm_bytes_per_step'] / 1e9:,.0f}",
-            f"{ratio['hbm_bytes_per_step']:.2f}",
-            f"{1e3 * result['roofline_seconds']:,.0f}",
-            f"{1 / ratio['roofline_seconds']:.2f}",
-            str(result["largest_microbatch"]),
-            f"{paper['memory_factor']:.2f}" if paper else "–",
-            f"{paper['throughput_ratio']:.2f}" if paper else "–",
+            f"{result['peak_bytes_per_device'] / 1e9:.1f} ({ratio['peak_bytes_per_device']:.2f})",
+            f"{result['hbm_bytes_per_step'] / 1e9:,.0f} ({ratio['hbm_bytes_per_step']:.2f})",
+            f"{1e3 * result['roofline_seconds']:,.0f} ({1 / ratio['roofline_seconds']:.2f})",
+            f"{result['largest_microbatch']}",
+            f"{paper['memory_factor']:.2f} / {paper['throughput_ratio']:.2f}" if paper else "–",
         )
 
 
@@ -129,7 +127,7 @@ def show_several(results: Sequence[Result], console: Console) -> None:
     """Several configurations, one a line."""
     table = Table(Column(TITLES[0], overflow="fold"), box=None, pad_edge=False)
     for title in TITLES[1:]:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", min_width=max(map(len, title.split())))
     for row in _rows(results):
         table.add_row(*row)
     console.print(table)
@@ -147,9 +145,11 @@ def markdown(results: Sequence[Result]) -> str:
 def _notes(results: Sequence[Result]) -> Iterable[str]:
     settings = {(_devices(r), r["batch_size"], r["microbatch_size"]) for r in results}
     for devices, batch, micro in sorted(settings):
-        yield f"On {devices}: {batch} sequences a step, {micro} at a time on each GPU. Peak memory and bytes per GPU."
-    yield "Ratios are to the same configuration with kind: additive; speed is that of least times, not measured."
-    yield f"Largest micro-batch: from {results[0]['largest_microbatch_source']}."
+        yield f"On {devices}: {batch} sequences a step, {micro} at a time on each GPU. Memory and bytes are per GPU."
+    yield "In brackets: ratios to the same with kind: additive, for the time that of speeds. No time was measured."
+    for config in (result["config"] for result in results if not result["fits"]):
+        yield f"{config} does not fit into {h200.MEMORY / 1e9:.0f} GB."
+    yield f"Micro-batch: the largest that fits, from {results[0]['largest_microbatch_source']}."
     if any(result["published"] for result in results):
         yield f"Paper: {source()}"
 
