@@ -86,7 +86,7 @@ def show_moved(result: Result, parts: Sequence[hopper.Part], console: Console) -
     table = Table(box=None, pad_edge=False)
     for title in ("runs", "GB"):
         table.add_column(title, justify="right")
-    for title, width in (("instruction", 24), ("makes", 28), ("from", 28)):
+    for title, width in (("instruction", 22), ("makes", 26), ("from", 34)):
         table.add_column(title, no_wrap=True, width=width)
     for part in parts:
         table.add_row(str(part.runs), f"{part.bytes / 1e9:,.2f}", part.name, part.shape, _end(part.path))
@@ -98,7 +98,9 @@ def show_moved(result: Result, parts: Sequence[hopper.Part], console: Console) -
 
 
 def _end(path: str) -> str:
-    return "/".join(part for part in path.split("/")[-3:] if part not in ("body", "eval_jaxpr", "while"))
+    """The end of where an instruction comes from, and of which pass it is."""
+    phase = "backward: " if "transpose(" in path else "forward: " if "jvp(" in path else ""
+    return phase + "/".join(part for part in path.split("/")[-2:] if part not in ("body", "eval_jaxpr", "while"))
 
 
 TITLES = (

@@ -13,6 +13,7 @@ from ddl_jax.plan import program
 from pallas_kernels import h200
 from pallas_kernels.hopper import UnknownCustomCall, target
 from tests.h200 import needs_compiler
+from tests.quick import QUICK
 
 CONTRACT = {
     "parameters", "flops_per_token", "peak_bytes_per_device", "hbm_bytes_per_step", "collective_bytes_per_step",
@@ -108,7 +109,8 @@ def test_tables(small, capsys):
 
 @needs_compiler
 def test_fit_is_checked_by_a_compilation(capsys, monkeypatch):
-    monkeypatch.setattr("ddl_jax.plan.memory.MEMORY", 40e6)  # a few dozen of these sequences
+    monkeypatch.setattr("ddl_jax.plan.memory.MEMORY", 40e6)  # a dozen of these sequences
+    monkeypatch.setattr(program, "OPTIONS", program.OPTIONS | QUICK)
     plain = ["configs/bench/baseline.yaml", *TINY, "--model.head_dim", "64", "--training.microbatch_size", "4"]
     result = json.loads(run(capsys, *plain, "--fit", "--json"))
     peaks, largest = dict(result["fit"]["peaks"]), result["largest_microbatch"]
