@@ -25,6 +25,8 @@ Settings = dict[str, Any]
 # A run resumed in its own directory may change how often it reports and how it is carried out, never what is trained.
 RESUMABLE = (
     "run_dir",  # the same folder, perhaps spelled differently
+    "model.remat",
+    "model.residual.backward",
     "model.residual.kernel",
     "data.workers",
     "training.microbatch_size",

@@ -12,10 +12,9 @@ import optax
 
 from ddl_jax.config import Config
 from ddl_jax.data import NO_TARGET
-from ddl_jax.residual.kernels import decided
 from ddl_jax.training.loss import cross_entropy
 from ddl_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from ddl_jax.transformer import Transformer
+from ddl_jax.transformer import Transformer, auto
 
 
 class TrainState(NamedTuple):
@@ -46,8 +45,7 @@ def model_graph(config: Config, devices: Sequence[jax.Device] | None = None) -> 
             made without may be compiled for any.
     """
     if devices is not None:
-        residual = decided(config.model.residual, devices)
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, residual=residual))
+        config = dataclasses.replace(config, model=auto.decided(config.model, devices))
     return nnx.graphdef(nnx.eval_shape(lambda: _model(config)))
 
 

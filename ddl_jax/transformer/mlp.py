@@ -2,12 +2,14 @@
 
 from flax import nnx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import TransformerConfig
 from ddl_jax.linear import project
 from ddl_jax.parameters import normal
+from ddl_jax.remat import PRODUCT
 
 
 def hidden_width(width: int) -> int:
@@ -23,6 +25,14 @@ class Mlp(nnx.Module):
         self.input = normal(rngs, (d, 2, hidden), 0.5 / d**0.5)
         self.output = normal(rngs, (hidden, d), 0.5 / d**0.5 / config.layers**0.5)
 
-    def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens width"]:
-        gate, linear = jnp.unstack(project(context, self.input[...]), axis=-2)
+    def hidden(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens 2 hidden"]:
+        """W₁ c and W₂ c: what backward cannot do without."""
+        return checkpoint_name(project(context, self.input[...]), PRODUCT)
+
+    def branch(self, hidden: Float[Array, "batch tokens 2 hidden"]) -> Float[Array, "batch tokens width"]:
+        """The sublayer's output, h."""
+        gate, linear = jnp.unstack(hidden, axis=-2)
         return project(jax.nn.silu(gate) * linear, self.output[...])
+
+    def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens width"]:
+        return self.branch(self.hidden(context))

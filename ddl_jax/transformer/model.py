@@ -7,13 +7,13 @@ from jaxtyping import Array, Float, Int
 
 from ddl_jax.config import TransformerConfig
 from ddl_jax.errors import InputError
-from ddl_jax.parameters import at, normal, stacked
+from ddl_jax.parameters import normal, stacked
 from ddl_jax.residual import DeltaStream
-from ddl_jax.transformer.block import Block
+from ddl_jax.transformer.block import SUBLAYERS, Block
 from ddl_jax.transformer.norm import RMSNorm
+from ddl_jax.transformer.stack import final_read
 
 MUP_BASE_WIDTH = 1024  # of the official code's logit scale
-SUBLAYERS = 2  # of a block: attention, MLP
 
 
 def dtype_of(name: str) -> jnp.dtype:
@@ -56,19 +56,7 @@ class Transformer(nnx.Module):
         if tokens.shape[1] > longest:
             raise InputError(f"a sequence of {tokens.shape[1]} tokens exceeds model.context_length {longest}")
         state = stream.expand(self.embedding[...][tokens])
-        connections = jax.tree.map(lambda p: p.reshape(-1, SUBLAYERS, *p.shape[1:]), stream.connections())
-
-        def layer(carry, parameters):
-            state, x = carry
-            block, connections = parameters
-            for i, (norm, sublayer) in enumerate(block.sublayers()):
-                context = norm(x)
-                state, x = at(connections, i).write_then_read(state, sublayer(context), context, x)
-            return (state, x), None
-
-        carry = (state, stream.read(state, 0))
-        (state, x), _ = jax.lax.scan(layer, carry, (self.blocks, connections), unroll=unroll)
-        return self.final_norm(x)
+        return self.final_norm(final_read(self.blocks, stream, state, self.config.remat, unroll))
 
     def head_weight(self) -> Float[Array, "vocab width"]:
         """The tied head in the compute dtype, the logit scale included."""
