@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import contextlib
 import multiprocessing
+import operator
 import os
 from pathlib import Path
 import signal
@@ -13,6 +14,7 @@ import threading
 import numpy as np
 
 Batch = dict[str, np.ndarray]
+Part = tuple[int, int]  # (index, count)
 
 # Target of the rows that fill up the last validation batch: no token, hence no loss.
 NO_TARGET = -1
@@ -57,24 +59,33 @@ class StoredWindows(Windows):
 
 @contextlib.contextmanager
 def train_batches(
-    tokens: np.ndarray, context_length: int, batch_size: int, seed: int, start_step: int = 0, workers: int = 0
+    tokens: np.ndarray,
+    context_length: int,
+    batch_size: int,
+    seed: int,
+    start_step: int = 0,
+    workers: int = 0,
+    *,
+    part: Part = (0, 1),
 ) -> Iterator[Iterator[Batch]]:
     """Endless shuffled batches, for a `with` statement.
 
     The batch at step n depends on `seed` and n alone, not on `start_step` or `workers`. An epoch has every window once,
-    in an order of its own; a batch may begin in one epoch and end in the next.
+    in an order of its own; a batch may begin in one epoch and end in the next. The parts of a batch, one below the
+    other, are that batch, whatever their number.
 
     Args:
         tokens: (tokens,) integers, at least context_length + 1 of them.
         context_length: T, tokens of a sequence.
-        batch_size: B, sequences of a batch.
+        batch_size: B, sequences of a batch, over all parts.
         seed: of the order, within [0, 2**32).
         start_step: the step of the first batch.
         workers: processes that prepare batches; with 0 this one does.
+        part: (index, count): only rows [index B / count, (index + 1) B / count) of each batch; no other window is read.
 
     Yields:
-        An iterator of {"tokens": (B, T) int32, "targets": (B, T) int32}. On leaving the `with` statement, by whatever
-        way, the workers have ended.
+        An iterator of {"tokens": (rows, T) int32, "targets": (rows, T) int32}; rows: B, or those of the part. On
+        leaving the `with` statement, by whatever way, the workers have ended.
     """
     import grain
 
@@ -94,7 +105,8 @@ def train_batches(
         )
         # No threads: the text lies in memory, and their buffer would be batches that nobody asked for.
         read_options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        dataset = indices[start_step:].map(windows).to_iter_dataset(read_options)
+        mine = operator.itemgetter(_rows(batch_size, part))
+        dataset = indices[start_step:].map(mine).map(windows).to_iter_dataset(read_options)
         if workers > 0:
             _parse_flags()
             options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
@@ -109,27 +121,39 @@ def train_batches(
         yield stack.enter_context(contextlib.closing(batch for batch in iterator))
 
 
-def validation_batches(tokens: np.ndarray, context_length: int, batch_size: int, batches: int) -> list[Batch]:
+def validation_batches(
+    tokens: np.ndarray, context_length: int, batch_size: int, batches: int, *, part: Part = (0, 1)
+) -> list[Batch]:
     """The windows to evaluate on: always the same, spread evenly over the text.
 
     Args:
         tokens: (tokens,) integers, at least context_length + 1 of them.
         context_length: T, tokens of a sequence.
-        batch_size: B, sequences of a batch.
+        batch_size: B, sequences of a batch, over all parts.
         batches: how many at most; a short text gives fewer.
+        part: which rows of each batch, as for `train_batches`.
 
     Returns:
-        Dicts as of `train_batches`, every window at most once. Where the windows do not fill the last batch, rows with
-        targets -1 do.
+        Dicts as of `train_batches`, every window at most once; as many for every part. Where the windows do not fill
+        the last batch, rows with targets -1 do.
     """
-    windows = Windows(tokens, context_length)
+    windows, rows = Windows(tokens, context_length), _rows(batch_size, part)
     count = min(len(windows), batch_size * batches)
     evenly = np.arange(count) * len(windows) // count
-    full = [windows(evenly[start : start + batch_size]) for start in range(0, count, batch_size)]
-    missing = -count % batch_size
-    last = full.pop()
-    padding = ((0, missing), (0, 0))
-    return [*full, {name: np.pad(last[name], padding, constant_values=value) for name, value in _PADDING.items()}]
+    found = [windows(evenly[start : start + batch_size][rows]) for start in range(0, count, batch_size)]
+    return [_filled(batch, rows.stop - rows.start) for batch in found]
+
+
+def _rows(batch_size: int, part: Part) -> slice:
+    """Which rows of a batch the part holds."""
+    index, count = part
+    return slice(index * batch_size // count, (index + 1) * batch_size // count)
+
+
+def _filled(batch: Batch, rows: int) -> Batch:
+    """The batch with padding up to so many rows."""
+    padding = ((0, rows - len(batch["tokens"])), (0, 0))
+    return {name: np.pad(batch[name], padding, constant_values=value) for name, value in _PADDING.items()}
 
 
 def _parse_flags() -> None:
