@@ -13,7 +13,9 @@ import threading
 
 import numpy as np
 
-Batch = dict[str, np.ndarray]
+from ddl_jax.data.stored import StoredTokens, Stretch
+from ddl_jax.data.windows import Batch, Tokens, Windows
+
 Part = tuple[int, int]  # (index, count)
 
 # Target of the rows that fill up the last validation batch: no token, hence no loss.
@@ -21,45 +23,9 @@ NO_TARGET = -1
 _PADDING = {"tokens": 0, "targets": NO_TARGET}
 
 
-class Windows:
-    """A text cut into windows of context_length + 1 tokens, each beginning with the last token of the one before.
-
-    Args:
-        tokens: (tokens,) integers.
-        context_length: T, tokens of a sequence.
-    """
-
-    def __init__(self, tokens: np.ndarray, context_length: int):
-        self.tokens = tokens
-        self.context_length = context_length
-
-    def __len__(self) -> int:
-        # The first token of all is never a target.
-        return max(len(self.tokens) - 1, 0) // self.context_length
-
-    def __call__(self, indices: np.ndarray) -> Batch:
-        """The windows of (B,) indices: `tokens` and, shifted by one, `targets`, both (B, T) int32."""
-        positions = np.asarray(indices)[:, None] * self.context_length + np.arange(self.context_length)
-        return {
-            "tokens": self.tokens[positions].astype(np.int32),
-            "targets": self.tokens[positions + 1].astype(np.int32),
-        }
-
-
-class StoredWindows(Windows):
-    """Windows of a text in a .npy file, which reach another process as the file's name, not as its tokens."""
-
-    def __init__(self, path: Path, context_length: int):
-        super().__init__(np.load(path, mmap_mode="r"), context_length)
-        self.path = path
-
-    def __reduce__(self):
-        return StoredWindows, (self.path, self.context_length)
-
-
 @contextlib.contextmanager
 def train_batches(
-    tokens: np.ndarray,
+    tokens: Tokens,
     context_length: int,
     batch_size: int,
     seed: int,
@@ -75,7 +41,7 @@ def train_batches(
     other, are that batch, whatever their number.
 
     Args:
-        tokens: (tokens,) integers, at least context_length + 1 of them.
+        tokens: (tokens,) integers, or where they are stored; at least context_length + 1 of them in a row.
         context_length: T, tokens of a sequence.
         batch_size: B, sequences of a batch, over all parts.
         seed: of the order, within [0, 2**32).
@@ -93,12 +59,10 @@ def train_batches(
     # order of the other's first, were they not spread first.
     spread_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
     with contextlib.ExitStack() as stack:
-        if workers == 0:
-            windows = Windows(tokens, context_length)
-        else:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddl-tokens-"))) / "tokens.npy"
-            np.save(path, tokens)
-            windows = StoredWindows(path, context_length)
+        if workers > 0 and isinstance(tokens, np.ndarray):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddl-tokens-"))
+            tokens = _store(tokens, Path(folder) / "tokens")
+        windows = Windows(tokens, context_length)
         # Shuffled and batched as indices, before any process is involved: no worker count and no start changes a batch.
         indices = (
             grain.MapDataset.range(len(windows)).shuffle(spread_seed).repeat().batch(batch_size, drop_remainder=True)
@@ -122,12 +86,12 @@ def train_batches(
 
 
 def validation_batches(
-    tokens: np.ndarray, context_length: int, batch_size: int, batches: int, *, part: Part = (0, 1)
+    tokens: Tokens, context_length: int, batch_size: int, batches: int, *, part: Part = (0, 1)
 ) -> list[Batch]:
     """The windows to evaluate on: always the same, spread evenly over the text.
 
     Args:
-        tokens: (tokens,) integers, at least context_length + 1 of them.
+        tokens: (tokens,) integers, or where they are stored; at least context_length + 1 of them in a row.
         context_length: T, tokens of a sequence.
         batch_size: B, sequences of a batch, over all parts.
         batches: how many at most; a short text gives fewer.
@@ -142,6 +106,11 @@ def validation_batches(
     evenly = np.arange(count) * len(windows) // count
     found = [windows(evenly[start : start + batch_size][rows]) for start in range(0, count, batch_size)]
     return [_filled(batch, rows.stop - rows.start) for batch in found]
+
+
+def _store(tokens: np.ndarray, path: Path) -> StoredTokens:
+    tokens.tofile(path)
+    return StoredTokens((Stretch(str(path), tokens.dtype.str, 0, len(tokens)),), int(tokens.max()) + 1)
 
 
 def _rows(batch_size: int, part: Part) -> slice:

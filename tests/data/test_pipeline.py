@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from ddl_jax.data import train_batches, validation_batches
-from ddl_jax.data.pipeline import StoredWindows
+from ddl_jax.data.stored import StoredTokens, Stretch
+from ddl_jax.data.windows import Windows
 
 LENGTH = 5
 SEEDS = st.integers(0, 2**32 - 1)
@@ -118,8 +119,9 @@ def test_workers_change_no_batch_and_are_gone_afterwards():
 
 
 def test_a_text_reaches_workers_as_the_name_of_its_file(tmp_path):
-    np.save(tmp_path / "tokens.npy", text(10_000))
-    windows = StoredWindows(tmp_path / "tokens.npy", LENGTH)
+    tokens = text(10_000)
+    tokens.tofile(tmp_path / "tokens")
+    windows = Windows(StoredTokens((Stretch(str(tmp_path / "tokens"), "<u2", 0, len(tokens)),), 2**16), LENGTH)
     data = pickle.dumps(windows)
     assert len(data) < 1000
     assert_equal([pickle.loads(data)(np.array([7, 2]))], [windows(np.array([7, 2]))])
