@@ -175,8 +175,8 @@ class _Run:
             f"Model: {residual.kind} ({residual.preset} preset), {shape}{reader}; {parameters:,} parameters, "
             f"{flops_per_token(model) / 1e6:,.1f} MFLOP per token\n"
             f"Data: {config.data.corpus}, tokenizer {config.data.tokenizer}; {len(corpus.train):,} tokens in "
-            f"{corpus.train_documents:,} documents, {len(corpus.validation):,} tokens in "
-            f"{corpus.validation_documents:,} held out\n"
+            f"{corpus.train_units:,} {corpus.unit}, {len(corpus.validation):,} tokens in "
+            f"{corpus.validation_units:,} held out\n"
             f"Device: {device.device_kind}, compute {model.compute_dtype}, state {model.state_dtype}\n"
             f"Attention: {self.attention}\n"
             f"{kernels}Run directory: {self.run.path}" + (f", resumed at step {start}" if start else "")

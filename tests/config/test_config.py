@@ -165,13 +165,19 @@ BROKEN_RULES = [
         f"{R}value.source 'read' leaves the sublayer's output unused with direction 'attention'; use 'branch'",
     ),
     ({"data.corpus": "files"}, "data.paths [] must name files for corpus 'files'; e.g. ['data/*.txt']"),
+    ({"data.corpus": "shards"}, "data.paths [] must name files for corpus 'shards'; e.g. ['data/*.bin']"),
+    (
+        {"data.corpus": "shards", "data.paths": ("*.bin",), "data.tokenizer": "bpe"},
+        "data.tokenizer 'bpe' is trained on text, which corpus 'shards' does not have; name the one that made the "
+        "shards, e.g. 'gpt2' or the path of a tokenizer.json",
+    ),
     (
         {"data.corpus": "files", "data.paths": ("a", "")},
         "data.paths ['a', ''] must name files for corpus 'files'; e.g. ['data/*.txt']",
     ),
     (
         {"data.paths": ("a",)},
-        "data.paths ['a'] only applies to corpus 'files', not 'pydoc'; set data.corpus: files",
+        "data.paths ['a'] only applies to corpus 'files' or 'shards', not 'pydoc'; set data.corpus: files, or shards",
     ),
     ({"data.paths": "a"}, "data.paths 'a' must be a list of texts"),
     (
