@@ -10,6 +10,11 @@ from ddl_jax.errors import nearest_multiples
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
+def hidden_width(width: int) -> int:
+    """Of the MLP: floor(8d / 3): three matrices then cost what two of hidden width 4d would."""
+    return 8 * width // 3
+
+
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """A decoder-only Transformer over a residual stream.
