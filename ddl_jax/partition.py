@@ -109,38 +109,36 @@ _entering.defvjp(lambda x: (x, None), lambda _, d_x: (jax.lax.psum(d_x, TENSOR),
 _leaving.defvjp(lambda x: (jax.lax.psum(x, TENSOR), None), lambda _, d_x: (d_x,))
 
 
-def on_each_device(function: Callable, mesh: Mesh | None) -> Callable:
-    """A function (parameters, batch) → (sum over the batch, gradient or any other tree like the parameters).
+def on_each_device(function: Callable, mesh: Mesh | None, *, gradient: bool) -> Callable:
+    """A function (parameters, batch) → sums over the batch, run by each device on what it has of both.
 
     Args:
-        function: of the parameters and as many sequences as there are.
-        mesh: the devices; None, or one alone, is no mesh.
+        function: of whole parameters and a batch of any number of sequences.
+        mesh: the devices; None, or one device, changes nothing.
+        gradient: whether the function returns a sum and a gradient, a tree like the parameters, or the sum alone.
 
     Returns:
-        The same function of the parameters and a batch placed on the mesh: each device runs it on its slices, and the
-        results are summed over the batch, once.
+        The same function of parameters and a batch that are placed on the mesh. What the devices come to is summed.
     """
     if mesh is None or mesh.size == 1:
         return function
 
-    def summed(tree):
-        def of(leaf):
-            divided = divided_here(leaf) if isinstance(leaf, nnx.Variable) else {}
-            axes = tuple(name for name in BATCH_AXES if name not in divided)  # over fsdp it is summed already
-            return jax.tree.map(lambda array: jax.lax.psum(array, axes), leaf)
+    def summed(leaf):
+        divided = divided_here(leaf) if isinstance(leaf, nnx.Variable) else {}
+        axes = tuple(name for name in BATCH_AXES if name not in divided)  # over fsdp it is summed already
+        return jax.tree.map(lambda array: jax.lax.psum(array, axes), leaf)
 
-        return jax.tree.map(of, tree, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    def part(parameters, batch):
+        return jax.tree.map(summed, function(parameters, batch), is_leaf=lambda node: isinstance(node, nnx.Variable))
 
     def whole(parameters, batch):
-        outputs = specs(jax.eval_shape(function, parameters, batch))
-        # check_vma: kernels do not say over which axes their outputs vary.
-        run = jax.shard_map(
-            lambda *arguments: summed(function(*arguments)),
+        here, total = specs(parameters), PartitionSpec()
+        return jax.shard_map(
+            part,
             mesh=mesh,
-            in_specs=(specs(parameters), PartitionSpec(BATCH_AXES)),
-            out_specs=outputs,
-            check_vma=False,
-        )
-        return run(parameters, batch)
+            in_specs=(here, PartitionSpec(BATCH_AXES)),
+            out_specs=(total, here) if gradient else total,
+            check_vma=False,  # a kernel does not say over which axes its outputs vary
+        )(parameters, batch)
 
     return whole

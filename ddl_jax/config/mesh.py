@@ -58,13 +58,12 @@ class MeshConfig:
 
     def require_divisible(self, model: TransformerConfig, path: str = "mesh") -> None:
         """Raises InputError where the sizes do not divide what they are to divide of a model."""
-        hidden = hidden_width(model.width)
-        for name, what, size, also in (
-            ("fsdp", "model.width", model.width, model.width),
-            ("tensor", "model.heads", model.heads, hidden),
-            ("tensor", f"the MLP's hidden width, which is {hidden} at model.width", hidden, model.heads),
+        width, heads, hidden = model.width, model.heads, hidden_width(model.width)
+        for name, what, size, both in (
+            ("fsdp", f"model.width {width}", width, width),
+            ("tensor", f"model.heads {heads}", heads, math.gcd(heads, hidden)),
+            ("tensor", f"the MLP's hidden width {hidden}, floor(8/3 model.width)", hidden, math.gcd(heads, hidden)),
         ):
             value = getattr(self, name)
-            where = f"does not divide {what} {model.width if what.endswith('width') else size}"
-            nearest = f"nearest: {nearest_divisors(value, math.gcd(size, also))}"
-            require(self, path, name, size % value == 0, where, nearest)
+            nearest = f"nearest: {nearest_divisors(value, both)}"
+            require(self, path, name, size % value == 0, f"does not divide {what}", nearest)

@@ -107,7 +107,7 @@ def make_train_step(graph: nnx.GraphDef, config: Config, mesh: Mesh | None = Non
         start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, parameters))
         return jax.lax.scan(add, start, microbatches)[0]
 
-    @functools.partial(on_each_device, mesh=mesh)
+    @functools.partial(on_each_device, mesh=mesh, gradient=True)
     def nats_and_gradient(parameters: nnx.State, batch: Batch):
         parameters, scatter = jax.vjp(gathered_once, parameters)
         total, gradient = accumulated(parameters, batch)
@@ -134,7 +134,7 @@ def make_evaluation_step(graph: nnx.GraphDef, config: Config, mesh: Mesh | None 
     """The function (parameters, batch) → sum of nats, to be jitted; arguments and microbatches as in training."""
     training = config.training
 
-    @functools.partial(on_each_device, mesh=mesh)
+    @functools.partial(on_each_device, mesh=mesh, gradient=False)
     def evaluation_step(parameters: nnx.State, batch: Batch) -> Float[Array, ""]:
         model = nnx.merge(graph, gathered_once(parameters))
         microbatches = _microbatches(batch, training.microbatch_size)
