@@ -76,7 +76,7 @@ def measure(configs: list[tuple[str, Config]], rounds: int) -> list[dict]:
         the stream's operations ran, and why; empty where it has none), and `train_step_ratio` to the first.
 
     Raises:
-        InputError: a configuration asks for kernels that do not run here.
+        InputError: a configuration asks for kernels that do not run here, or does not divide over the devices.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -106,20 +106,22 @@ class _Contender:
         import jax
 
         from ddl_jax.residual.kernels import explain
-        from ddl_jax.training.step import Batch, init_state, make_evaluation_step, make_train_step, model_graph
+        from ddl_jax.training.sharding import batch_sharding, first_state, make_mesh
+        from ddl_jax.training.step import Batch, make_evaluation_step, make_train_step, model_graph
 
-        self.name, self.config = name, config
+        mesh = make_mesh(config)
+        self.name, self.config = name, config.on(mesh.size)
         self.kernels = explain(config.model.residual, config.model.width)
         graph = model_graph(config, jax.devices())
-        self.state = jax.jit(lambda: init_state(config))()
+        self.state = first_state(config, mesh)
         shape = (config.training.batch_size, config.model.context_length)
         tokens = jax.random.randint(jax.random.key(config.seed), shape, 0, config.model.vocab_size)
-        self.batch = Batch(tokens, jax.numpy.roll(tokens, -1, axis=1))
+        self.batch = jax.device_put(Batch(tokens, jax.numpy.roll(tokens, -1, axis=1)), batch_sharding(mesh))
         begun = time.perf_counter()
-        step = jax.jit(make_train_step(graph, config), donate_argnums=0)
+        step = jax.jit(make_train_step(graph, config, mesh), donate_argnums=0)
         self._step = step.lower(self.state, self.batch).compile()
         self.compile_seconds = time.perf_counter() - begun
-        forward = jax.jit(make_evaluation_step(graph, config))
+        forward = jax.jit(make_evaluation_step(graph, config, mesh))
         self._forward = forward.lower(self.state.parameters, self.batch).compile()
         self.step_seconds, self.forward_seconds = [], []
 

@@ -13,6 +13,7 @@ from ddl_jax.residual.gate import Gate
 from ddl_jax.residual.reader import ChannelReader
 from ddl_jax.residual.value import Value
 from pallas_kernels import reversible_rewrite, reversible_rewrite_and_read, rewrite, rewrite_and_read
+from pallas_kernels.layout import TokenAxes
 from pallas_kernels.rewrite.xla import along, unit
 
 State = Float[Array, "batch tokens channels width"]
@@ -22,7 +23,7 @@ Features = Float[Array, "batch tokens width"]
 class AdditiveUpdate(nnx.Module):
     """X' = X + h in every channel: the plain residual addition, and its expanded control."""
 
-    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         pass
 
     def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
@@ -41,10 +42,10 @@ class AdditiveUpdate(nnx.Module):
 class DeltaUpdate(nnx.Module):
     """X' = X + β k (vᵀ − kᵀX), with k = h / sqrt(‖h‖² + ε²) (paper eq. 2.2); write-only: X' = X + β k vᵀ."""
 
-    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         self.epsilon = config.epsilon
         self.erase = config.kind == "delta"
-        self.kernel = config.kernel
+        self.kernel, self.token_axes = config.kernel, token_axes
         self.direction = DIRECTIONS[config.direction](config, width, rngs)
         self.value = Value(config.value, width, config.value_channels, rngs)
         self.gate = Gate(config.gate, width, rngs)
@@ -54,7 +55,8 @@ class DeltaUpdate(nnx.Module):
         return self.direction(branch, context), self.value(branch, context, x), self.gate(context)
 
     def _options(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "erase": self.erase, "implementation": self.kernel}
+        kernel = {"implementation": self.kernel, "token_axes": self.token_axes}
+        return {"epsilon": self.epsilon, "erase": self.erase, **kernel}
 
     def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
         h, v, β = self.edit(branch, context, x)

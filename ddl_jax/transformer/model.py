@@ -12,6 +12,7 @@ from ddl_jax.residual import DeltaStream
 from ddl_jax.transformer.block import SUBLAYERS, Block
 from ddl_jax.transformer.norm import RMSNorm
 from ddl_jax.transformer.stack import final_read
+from pallas_kernels.layout import TokenAxes
 
 MUP_BASE_WIDTH = 1024  # of the official code's logit scale
 
@@ -29,21 +30,22 @@ class Transformer(nnx.Module):
     Args:
         config: sizes and the residual stream; None fields are filled in, but vocab_size must be given.
         rngs: the source of initial parameters.
+        token_axes: see `DeltaStream`.
     """
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         config = config.resolve()
         if config.vocab_size is None:
             raise InputError("model.vocab_size null must be given where there is no tokenizer to take it from")
         dtype = dtype_of(config.compute_dtype)
         self.config = config
         # The stream is made last: models that differ only in it start from the same other parameters.
-        self.embedding = normal(rngs, (config.vocab_size, config.width), 0.02)
+        self.embedding = normal(rngs, (config.vocab_size, config.width), 0.02, axes=(None, "width"))
         self.blocks = stacked(lambda rngs: Block(config, dtype, rngs), config.layers, rngs)
         self.final_norm = RMSNorm(config.width, dtype)
         self.stream = DeltaStream(
             config.residual, width=config.width, sublayers=SUBLAYERS * config.layers, rngs=rngs,
-            dtype=dtype_of(config.state_dtype),
+            dtype=dtype_of(config.state_dtype), token_axes=token_axes,
         )  # fmt: skip
 
     def __call__(self, tokens: Int[Array, "batch tokens"], *, unroll: int = 1) -> Float[Array, "batch tokens vocab"]:

@@ -300,7 +300,7 @@ def test_what_pallas_cannot_take_others_can(kernel):
 def test_other_fields_that_follow():
     resolved = config(data__tokenizer="bpe", training__batch_size=6, model__width=64, model__heads=4).resolve()
     assert resolved.data.vocabulary == 4096
-    assert resolved.training.microbatch_size == 6
+    assert resolved.on(1).training.microbatch_size == 6 and resolved.on(3).training.microbatch_size == 2
     assert resolved.model.head_dim == 16
     assert config(model__width=64, model__heads=3, model__head_dim=8).resolve().model.head_dim == 8
     assert resolved.resolve() == resolved
