@@ -38,7 +38,7 @@ class Corpus:
 
     Attributes:
         train: (tokens,) uint16 or int32, a separator after every document; or where shards store them.
-        validation: likewise; none of its documents is in `train`.
+        validation: likewise; none of its documents is in `train`, but for those that `read_shards` cuts.
         tokenizer: what encoded them.
         fingerprint: SHA-256, to tell whether two runs read the same: of all documents, or of what `read_shards` reads.
         unit: what the corpus consists of.

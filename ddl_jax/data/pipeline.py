@@ -67,7 +67,8 @@ def train_batches(
         indices = (
             grain.MapDataset.range(len(windows)).shuffle(spread_seed).repeat().batch(batch_size, drop_remainder=True)
         )
-        # No threads: the text lies in memory, and their buffer would be batches that nobody asked for.
+        # No threads: reading is a copy from memory, and their buffer would be batches that nobody asked for. Workers
+        # read ahead, where files are not in memory yet.
         read_options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         mine = operator.itemgetter(_rows(batch_size, part))
         dataset = indices[start_step:].map(mine).map(windows).to_iter_dataset(read_options)
