@@ -1,17 +1,19 @@
 """Compiles functions for H200s on a machine without a GPU, and keeps what each kernel takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import re
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
-from jax.stages import Compiled, Lowered
+from jax.stages import Compiled, Lowered, Traced
 
 from pallas_kernels.hopper.ptx import Resources, recorded
 from pallas_kernels.hopper.target import MissingExtra, mesh
 
 _HASH = re.compile(r'kernel_hash = "((?:[^"\\]|\\.)*)"')
+_NEEDED = {"ptxas": "ptxas", "cuDNN": "cuDNN"}  # by what their absence is complained of with
 # By the hash that jax gives a kernel: a kernel that this process compiled before comes from jax's cache, without PTX.
 _known: dict[str, Resources] = {}
 
@@ -27,7 +29,36 @@ def compile_for(function: Callable, *arguments: Any) -> Compiled:
     Raises:
         MissingExtra: the CUDA plugin of jax, or ptxas, is not installed.
     """
-    return compile_lowered(_lower(function, *arguments))
+    return compile_traced(trace(function, *arguments))
+
+
+def trace(function: Callable, *arguments: Any) -> Traced:
+    """The first step of `compile_for`: knows the function's `jaxpr`.
+
+    Args:
+        function: of `arguments`.
+        arguments: as of `compile_for`.
+
+    Raises:
+        MissingExtra: the CUDA plugin of jax, or a library that the function calls, is not installed.
+    """
+    leaves, tree = jax.tree.flatten(arguments)
+    if all(leaf.sharding is None for leaf in leaves):
+        alone = NamedSharding(mesh({"device": 1}), PartitionSpec())
+        arguments = tree.unflatten(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=alone) for leaf in leaves)
+    jitted = function if hasattr(function, "trace") else jax.jit(function)
+    with _missing_extras():
+        return jitted.trace(*arguments)
+
+
+def compile_traced(traced: Traced) -> Compiled:
+    """The rest of `compile_for`.
+
+    Raises:
+        MissingExtra: as `compile_for`.
+    """
+    with _missing_extras():
+        return compile_lowered(traced.lower(lowering_platforms=("cuda",)))
 
 
 def resources(function: Callable, *arguments: Any) -> Resources:
@@ -42,7 +73,7 @@ def resources(function: Callable, *arguments: Any) -> Resources:
         ValueError: the function has no Mosaic GPU kernel, or several.
         RuntimeError: jax took the kernel from a cache, and nobody has seen its PTX.
     """
-    lowered = _lower(function, *arguments)
+    lowered = trace(function, *arguments).lower(lowering_platforms=("cuda",))
     kernels = _kernels(lowered)
     if len(kernels) != 1:
         raise ValueError(f"resources() is for a function with one Mosaic GPU kernel; this one has {len(kernels)}")
@@ -60,15 +91,11 @@ def resources(function: Callable, *arguments: Any) -> Resources:
 def compile_lowered(lowered: Lowered) -> Compiled:
     """The last step of `compile_for`."""
     kernels = _kernels(lowered)
-    try:
+    with _missing_extras():
         if not kernels:
             return lowered.compile()
         with recorded() as found:
             compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "ptxas" not in str(error):
-            raise
-        raise MissingExtra("compiling for an H200 needs ptxas, and found none: pip install -e '.[compile]'") from error
     if len(kernels) == len(found) == 1:  # of several, nothing says which is which
         _known[kernels.pop()] = found[0]
     return compiled
@@ -78,10 +105,16 @@ def _kernels(lowered: Lowered) -> set[str]:
     return set(_HASH.findall(lowered.as_text()))
 
 
-def _lower(function: Callable, *arguments: Any) -> Lowered:
-    leaves, tree = jax.tree.flatten(arguments)
-    if all(leaf.sharding is None for leaf in leaves):
-        alone = NamedSharding(mesh({"device": 1}), PartitionSpec())
-        arguments = tree.unflatten(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=alone) for leaf in leaves)
-    jitted = function if hasattr(function, "trace") else jax.jit(function)
-    return jitted.trace(*arguments).lower(lowering_platforms=("cuda",))
+@contextlib.contextmanager
+def _missing_extras() -> Iterator[None]:
+    """Says in one line what to install, where jax or XLA miss something."""
+    try:
+        yield
+    except RuntimeError as error:  # jax's own errors are such, too
+        text = str(error)
+        missing = next((name for mark, name in _NEEDED.items() if mark in text), None)
+        if missing is None:
+            raise
+        raise MissingExtra(
+            f"compiling for an H200 needs {missing}, and found none: pip install -e '.[compile]'"
+        ) from error

@@ -1,5 +1,5 @@
-"""Counts the bytes that a Mosaic GPU kernel moves: `bytes_moved`."""
+"""Counts the bytes that a Mosaic GPU kernel moves: `bytes_moved`, `traffic_of_kernels`."""
 
-from pallas_kernels.traffic.count import Traffic, bytes_moved
+from pallas_kernels.traffic.count import Traffic, bytes_moved, traffic_of_kernels
 
-__all__ = ["Traffic", "bytes_moved"]
+__all__ = ["Traffic", "bytes_moved", "traffic_of_kernels"]

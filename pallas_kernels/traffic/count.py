@@ -1,6 +1,6 @@
 """Counts the bytes that a function's Mosaic GPU kernels move between the GPU's memory and the chip."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import dataclasses
 from typing import Any
 
@@ -63,6 +63,40 @@ def bytes_moved(function: Callable, *arguments: Any) -> Traffic:
             loaded, stored = loaded + times * operand.loaded, stored + times * operand.stored
     largest = max((kernel for kernel, _ in runs), key=lambda kernel: sum(o.loaded + o.stored for o in kernel.operands))
     return Traffic(loaded, stored, per_operand, bytes_in_flight(largest.events), largest.blocks)
+
+
+def traffic_of_kernels(jaxpr: Any) -> list[tuple[Any, int, int]]:
+    """Every Mosaic GPU kernel in a jaxpr, at any depth, with what one run of it moves.
+
+    How often each runs is not asked, nor on which platform: that is for whoever has the compiled program.
+
+    Args:
+        jaxpr: such as that of `jax.jit(function).trace(...)`.
+
+    Returns:
+        For each: its equation (`params["name"]` is its name), the bytes that it loads, and those that it stores.
+
+    Raises:
+        NotImplementedError: as `bytes_moved`.
+    """
+    counted: dict[int, tuple[int, int]] = {}  # traced once, a kernel may stand in many places
+    found = []
+    for equation in _kernels(jaxpr):
+        (body,) = equation.params["jaxprs"]
+        if id(body) not in counted:
+            operands = Kernel(equation).operands
+            counted[id(body)] = sum(o.loaded for o in operands), sum(o.stored for o in operands)
+        found.append((equation, *counted[id(body)]))
+    return found
+
+
+def _kernels(jaxpr) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "mpmd_map":
+            yield equation
+        else:
+            for body in inner_jaxprs(equation.params):
+                yield from _kernels(body)
 
 
 def _find(jaxpr, times: int, kernels: list) -> None:

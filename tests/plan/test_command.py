@@ -1,0 +1,163 @@
+"""`ddl plan`: the documents and tables, the refusals, and the paper's small models compiled for H200s."""
+
+import json
+
+import jax
+import pytest
+
+from ddl_jax import plan
+from ddl_jax.errors import InputError
+from ddl_jax.plan import program
+from pallas_kernels import h200, hopper
+from pallas_kernels.hopper import target
+from tests.h200 import needs_compiler
+
+CONTRACT = {
+    "parameters", "flops_per_token", "peak_bytes_per_device", "hbm_bytes_per_step", "collective_bytes_per_step",
+    "roofline_seconds", "bound", "largest_microbatch", "fits", "state_bytes", "cache_bytes", "config",
+}  # fmt: skip
+TINY = [
+    "--model.layers", "2", "--model.width", "128", "--model.heads", "2", "--model.context_length", "64",
+    "--model.vocab_size", "256", "--training.unroll", "1", "--training.batch_size", "8",
+]  # fmt: skip
+CC = ["--config", "configs/quickstart.yaml", *TINY]
+
+
+def run(capsys, *arguments: str) -> str:
+    assert plan.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def small():
+    """The paper's small baseline and CC, at eight sequences per GPU, compiled in one call."""
+    import contextlib
+    import io
+
+    output = io.StringIO()
+    files = ["configs/small/baseline.yaml", "configs/small/cc.yaml"]
+    sizes = ["--training.batch_size", "8", "--training.microbatch_size", "8"]
+    with contextlib.redirect_stdout(output):
+        assert plan.main([*files, *sizes, "--json"]) == 0
+    return json.loads(output.getvalue())
+
+
+@needs_compiler
+def test_the_papers_small_models(small):
+    baseline, cc = small
+    assert [result["config"] for result in small] == ["configs/small/baseline.yaml", "configs/small/cc.yaml"]
+    assert all(result.keys() >= CONTRACT for result in small)
+    # By hand: embedding 50304·768; a layer's 4·768² + 3·768·2048 and gains 2·768 + 2·128; the last gain.
+    assert baseline["parameters"] == 50304 * 768 + 12 * (4 * 768**2 + 3 * 768 * 2048 + 2 * 768 + 2 * 128) + 768
+    # Per sublayer CC has a value 4·768, a gate 768 + 1 and a reader 4·768; one reader more, and the expansion 4·4·768.
+    assert cc["parameters"] - baseline["parameters"] == 24 * (9 * 768 + 1) + 4 * 768 + 16 * 768
+    for result in small:
+        assert result["fits"] and result["bound"] == "memory"
+        # float32: the parameters once, the optimiser's moments twice (and its step counts).
+        assert result["peak_bytes_by_kind"]["parameters"] == 4 * result["parameters"]
+        assert result["peak_bytes_by_kind"]["optimizer"] == pytest.approx(8 * result["parameters"], rel=1e-6)
+        assert sum(result["peak_bytes_by_kind"].values()) == result["peak_bytes_per_device"]
+        assert all(part > 0 for part in result["peak_bytes_by_kind"].values())
+        assert sum(result["hbm_bytes_by_kind"].values()) == result["hbm_bytes_per_step"]
+        assert result["roofline_seconds"] == pytest.approx(result["hbm_bytes_per_step"] / 4.8e12)
+        assert result["collective_bytes_per_step"] == 0
+        assert result["state_bytes"] == 8 * 1024 * 768 * 2 * (1 if result is baseline else 4)
+        # The formula counts the causal half of the scores and the stream; the program all its products, and no more.
+        assert 0.95 < result["executed_flops_per_token"] / result["flops_per_token"] < 1.1
+    # Memory: 24 states of 4 channels in place of none are the least that backward needs of the stream.
+    states = 24 * cc["state_bytes"]
+    assert cc["peak_bytes_by_kind"]["saved"] - baseline["peak_bytes_by_kind"]["saved"] >= states
+    assert baseline["saved_arrays"] and sum("[12,8,1024,4,768]" in array for array in cc["saved_arrays"]) == 2
+    # The kernels' floor is the least that the state's edits can move; the whole is what the README promises.
+    floor = 24 * (10 + 15) * 8 * 1024 * 768 * 2
+    kernels = sum(moved for kind, moved in cc["hbm_bytes_by_kind"].items() if kind.startswith("kernel"))
+    assert floor <= kernels < 1.1 * floor
+    assert cc["baseline_ratio"]["hbm_bytes_per_step"] < 1.25
+    assert cc["published"]["memory_factor"] == 1.05
+
+
+@needs_compiler
+def test_one_configuration_is_one_object_beside_its_baseline(capsys):
+    result = json.loads(run(capsys, *CC, "--devices", "4", "--training.microbatch_size", "2", "--json"))
+    assert result.keys() >= CONTRACT
+    assert result["config"] == "configs/quickstart.yaml"
+    assert result["kernels"] == "Pallas (Hopper)"
+    # Each of four devices sends 3/4 of its gradients twice; loss, count and norms are a few numbers.
+    gradients = 4 * result["parameters"]
+    assert result["collective_bytes_per_step"] == pytest.approx(2 * 3 / 4 * gradients, rel=1e-3)
+    assert result["seconds_by_limit"]["network"] == result["collective_bytes_per_step"] / h200.NVLINK
+    assert result["baseline_ratio"]["parameters"] > 1
+    assert (result["batch_size"], result["microbatch_size"], result["devices"]) == (8, 2, 4)
+
+
+@needs_compiler
+def test_tables(capsys):
+    detail = run(capsys, *CC, "--verbose")
+    assert "saved for backward" in detail and "kernel rewrite_and_read_backward" in detail
+    files = ["configs/bench/baseline.yaml", "configs/bench/cc.yaml"]
+    options = [*TINY, "--model.head_dim", "64"]
+    table = run(capsys, *files, *options)
+    assert [line.split()[0] for line in table.splitlines() if line.startswith(("baseline ", "cc "))] == [
+        "baseline",
+        "cc",
+    ]
+    assert max(map(len, (detail + table).splitlines())) <= 100
+    markdown = run(capsys, *files, *options, "--markdown")
+    assert [line.count("|") for line in markdown.splitlines()[:4]] == [9] * 4
+    assert "| cc | " in markdown
+
+
+@needs_compiler
+def test_fit_is_checked_by_a_compilation(capsys, monkeypatch):
+    monkeypatch.setattr("ddl_jax.plan.memory.MEMORY", 40e6)  # a few dozen of these sequences
+    result = json.loads(run(capsys, *CC, "--training.microbatch_size", "4", "--fit", "--json"))
+    peaks, largest = dict(result["fit"]["peaks"]), result["largest_microbatch"]
+    assert len(peaks) >= 3 and largest > 4
+    assert peaks[largest] <= 40e6
+    assert peaks[largest] + 1.5 * (peaks[4] - peaks[2]) / 2 > 40e6  # there is no room for two more
+    assert result["fit"]["predicted_peak_bytes"] == pytest.approx(peaks[largest], rel=0.1)
+
+
+@needs_compiler
+def test_a_call_that_cannot_be_counted_gives_no_totals(capsys, monkeypatch):
+    monkeypatch.setattr(hopper, "known_kernels", lambda jaxpr: {})
+    program.compiled_step.cache_clear()
+    assert plan.main([*CC, "--model.layers", "1"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("no totals: the program calls the kernel 'rewrite_and_read")
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--devices", "0"], "--devices '0' must be a whole number from 1 to 4096; nearest: 1"),
+    (["--devices", "x"], "--devices 'x' must be a whole number"),
+    (["--devices", "12"], "--devices 12 does not fill hosts of 8 GPUs; nearest: 8, 16"),
+    (["--device", "a100"], "--device 'a100' is not known; known: h200"),
+    (["--device", "h20"], "did you mean 'h200'"),
+    (["--json", "--markdown"], "--json and --markdown exclude each other"),
+    (["--data.tokenizer", "somewhere.json"], "model.vocab_size must be given"),
+    ([*CC, "--devices", "3"], "does not divide"),
+])  # fmt: skip
+def test_what_cannot_be_planned_is_refused_in_one_line(arguments, message):
+    if "--devices" in arguments or "--data.tokenizer" in arguments:
+        pytest.importorskip("jax_plugins.xla_cuda13")
+    with pytest.raises(InputError, match=message.replace("(", r"\(")) as refused:
+        plan.main(arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(target, "PLUGIN", "jax_plugins.of_another_planet")
+    target._devices.cache_clear()
+    with pytest.raises(InputError, match=r"needs jax's CUDA 13 plugin: pip install -e '\.\[compile\]'"):
+        plan.main(CC)
+
+
+def test_planning_leaves_dtypes_to_the_gpu():
+    from ddl_jax.config import Config, TransformerConfig
+
+    settled = program.settled(Config(model=TransformerConfig(state_dtype="float32")).resolve())
+    assert (settled.model.compute_dtype, settled.model.state_dtype) == ("bfloat16", "float32")
+    assert settled.model.vocab_size == 320  # 257 of the bytes, rounded up
+    assert jax.default_backend() != "gpu" or settled
