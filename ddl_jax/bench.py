@@ -1,14 +1,18 @@
-"""`ddl bench`: what a training step costs, of one configuration or of several compared in one run."""
+"""`ddl bench`: what a training step costs, of one configuration or of several compared in one run; or their input."""
 
 import dataclasses
 import json
 import statistics
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from ddl_jax.command_line import config_parser, parse, read_configs
 from ddl_jax.config import Config
 from ddl_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 WARMUP = 2  # rounds that are not counted: first touches of memory, threads starting
 
@@ -21,16 +25,29 @@ def main(arguments: list[str]) -> int:
         "step, so that their ratio holds while the machine's speed drifts.",
         several=True,
     )
+    parser.add_argument(
+        "--input", action="store_true", help="time how fast the training batches are read, instead of training on them"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
-    parser.add_argument("--rounds", default="20", metavar="INT", help="timed steps of each configuration [default: 20]")
+    parser.add_argument(
+        "--rounds",
+        default="20",
+        metavar="INT",
+        help="timed steps, or rounds of batches, of each [default: 20]",
+    )
     options = parse(parser, arguments)
     rounds = _rounds(options.rounds)
-    configs = [(name, _with_vocabulary(config)) for name, config in read_configs(options)]
-    results = measure(configs, rounds)
+    configs = read_configs(options)
+    if options.input:
+        from ddl_jax.data.throughput import measure_input
+
+        results = [{"config": name, **measure_input(config, rounds)} for name, config in configs]
+    else:
+        results = measure([(name, _with_vocabulary(config)) for name, config in configs], rounds)
     if options.json:
         sys.stdout.write(json.dumps(results if len(results) > 1 else results[0], indent=2) + "\n")
     else:
-        _show(results)
+        (_show_input if options.input else _show)(results)
     return 0
 
 
@@ -59,7 +76,7 @@ def measure(configs: list[tuple[str, Config]], rounds: int) -> list[dict]:
         the stream's operations ran, and why; empty where it has none), and `train_step_ratio` to the first.
 
     Raises:
-        InputError: a configuration asks for kernels that do not run here.
+        InputError: a configuration asks for kernels that do not run here, or does not divide over the devices.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -89,20 +106,22 @@ class _Contender:
         import jax
 
         from ddl_jax.residual.kernels import explain
-        from ddl_jax.training.step import Batch, init_state, make_evaluation_step, make_train_step, model_graph
+        from ddl_jax.training.sharding import batch_sharding, first_state, make_mesh
+        from ddl_jax.training.step import Batch, make_evaluation_step, make_train_step, model_graph
 
-        self.name, self.config = name, config
+        mesh = make_mesh(config)
+        self.name, self.config = name, config.on(mesh.size)
         self.kernels = explain(config.model.residual, config.model.width)
         graph = model_graph(config, jax.devices())
-        self.state = jax.jit(lambda: init_state(config))()
+        self.state = first_state(config, mesh)
         shape = (config.training.batch_size, config.model.context_length)
         tokens = jax.random.randint(jax.random.key(config.seed), shape, 0, config.model.vocab_size)
-        self.batch = Batch(tokens, jax.numpy.roll(tokens, -1, axis=1))
+        self.batch = jax.device_put(Batch(tokens, jax.numpy.roll(tokens, -1, axis=1)), batch_sharding(mesh))
         begun = time.perf_counter()
-        step = jax.jit(make_train_step(graph, config), donate_argnums=0)
+        step = jax.jit(make_train_step(graph, config, mesh), donate_argnums=0)
         self._step = step.lower(self.state, self.batch).compile()
         self.compile_seconds = time.perf_counter() - begun
-        forward = jax.jit(make_evaluation_step(graph, config))
+        forward = jax.jit(make_evaluation_step(graph, config, mesh))
         self._forward = forward.lower(self.state.parameters, self.batch).compile()
         self.step_seconds, self.forward_seconds = [], []
 
@@ -137,13 +156,21 @@ class _Contender:
         }
 
 
-def _show(results: list[dict]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
+def _show_input(results: list[dict]) -> None:
+    table = _table("tokens/s", "batch, ms", "workers", "training tokens")
+    for result in results:
+        table.add_row(
+            result["config"],
+            f"{result['input_tokens_per_second']:,.0f}",
+            f"{1e3 * result['batch_seconds']:,.2f}",
+            f"{result['workers']}",
+            f"{result['train_tokens']:,}",
+        )
+    _print(table)
 
-    table = Table(Column("configuration", overflow="fold"), box=None, pad_edge=False)
-    for title in ("step, ms", "ratio", "forward, ms", "tokens/s", "compile, s", "parameters"):
-        table.add_column(title, justify="right")
+
+def _show(results: list[dict]) -> None:
+    table = _table("step, ms", "ratio", "forward, ms", "tokens/s", "compile, s", "parameters")
     table.add_column("kernels", overflow="fold")
     for result in results:
         table.add_row(
@@ -156,5 +183,18 @@ def _show(results: list[dict]) -> None:
             f"{result['parameters']:,}",
             result["kernels"] or "none",
         )
+    _print(table)
+
+
+def _table(*numbers: str) -> "Table":
+    from rich.table import Column, Table
+
+    columns = [Column(title, justify="right") for title in numbers]
+    return Table(Column("configuration", overflow="fold"), *columns, box=None, pad_edge=False)
+
+
+def _print(table: "Table") -> None:
+    from rich.console import Console
+
     wide = None if sys.stdout.isatty() else 160  # a file does not wrap
     Console(width=wide).print(table)

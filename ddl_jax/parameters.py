@@ -1,28 +1,34 @@
-"""The roles a parameter can have. The role, never the number of dimensions, decides what the optimiser does with it."""
+"""How parameters are made: each with the role that it has and the names of the axes that a mesh may divide.
+
+The role, never the number of dimensions, decides what the optimiser does with a parameter. `axes` names its last axes:
+those that `ddl_jax.partition` knows are divided over a mesh, None is whole. A stack of layers has one more in front.
+"""
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+Axes = tuple[str | None, ...]
 
-def weight(value: jax.Array) -> nnx.Param:
+
+def weight(value: jax.Array, axes: Axes = ()) -> nnx.Param:
     """A matrix, embedding, convolution or reader: has weight decay."""
-    return nnx.Param(value, role="weight")
+    return nnx.Param(value, role="weight", axes=axes)
 
 
 def gain(value: jax.Array) -> nnx.Param:
     """The gain of a norm: no weight decay."""
-    return nnx.Param(value, role="gain")
+    return nnx.Param(value, role="gain", axes=())
 
 
 def bias(value: jax.Array) -> nnx.Param:
     """A bias: no weight decay."""
-    return nnx.Param(value, role="bias")
+    return nnx.Param(value, role="bias", axes=())
 
 
-def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float) -> nnx.Param:
+def normal(rngs: nnx.Rngs, shape: tuple[int, ...], std: float, axes: Axes = ()) -> nnx.Param:
     """A weight drawn from N(0, std²), float32."""
-    return weight(std * jax.random.normal(rngs.params(), shape, jnp.float32))
+    return weight(std * jax.random.normal(rngs.params(), shape, jnp.float32), axes)
 
 
 def stacked(make, count: int, rngs: nnx.Rngs):

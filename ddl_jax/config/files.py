@@ -16,7 +16,9 @@ from typing import Any, get_origin
 import jsonargparse
 import yaml
 
+from ddl_jax.config.distributed import DistributedConfig
 from ddl_jax.config.experiment import Config
+from ddl_jax.config.mesh import MeshConfig
 from ddl_jax.config.rules import expected, fits, plain, shown
 from ddl_jax.errors import InputError
 
@@ -25,12 +27,16 @@ Settings = dict[str, Any]
 # A run resumed in its own directory may change how often it reports and how it is carried out, never what is trained.
 RESUMABLE = (
     "run_dir",  # the same folder, perhaps spelled differently
+    "model.remat",
+    "model.residual.backward",
     "model.residual.kernel",
     "data.workers",
     "training.microbatch_size",
     "training.log_every",
     "training.evaluate_every",
     "training.checkpoint_every",
+    *(f"mesh.{field.name}" for field in dataclasses.fields(MeshConfig)),
+    *(f"distributed.{field.name}" for field in dataclasses.fields(DistributedConfig)),
 )
 # Settled when a run starts; these values ask for whatever that was.
 SETTLED = {"model.vocab_size": None, "model.compute_dtype": "auto", "model.state_dtype": "auto"}

@@ -12,6 +12,7 @@ Expansion = Literal["repeat", "convolution"]
 Direction = Literal["sublayer", "mlp", "attention"]
 Preset = Literal["paper", "official_code"]
 Kernel = Literal["auto", "xla", "pallas"]
+Backward = Literal["saved", "reversible"]
 
 # design 2.1: the settings in which the paper's equations and its authors' code differ.
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -84,6 +85,8 @@ class ResidualConfig:
         preset: `paper` or `official_code`: fills in every setting in which the two differ.
         shared_reader: one reader for the attention and MLP sublayers of a block (set by the preset).
         epsilon: the guard in k = h / sqrt(‖h‖² + ε²) (1e-5).
+        backward: what backward does for the states between sublayers: keeps them all (`saved`), or walks back from the
+            last one, undoing each edit (`reversible`; for kinds with an update, default `saved`).
         kernel: what computes writes and token reads: `pallas` (on a CPU interpreted, slow), `xla`, or `auto`: Pallas
             where the program is compiled for a Hopper GPU and the kernels take the state, else XLA. The additive kinds
             write with XLA.
@@ -104,6 +107,7 @@ class ResidualConfig:
     preset: Preset = "paper"
     shared_reader: bool | None = None
     epsilon: float | None = None
+    backward: Backward | None = None
     kernel: Kernel = "auto"
     gate: GateConfig = GateConfig()
     value: ValueConfig = ValueConfig()
@@ -132,7 +136,7 @@ class ResidualConfig:
         if config.kind in ("delta", "write_only"):
             return config._resolve_update(width, path, preset)
         because = f"kind {config.kind!r} has no gate, value or direction"
-        require_unset(config, path, ("direction", "direction_width", "epsilon"), because)
+        require_unset(config, path, ("direction", "direction_width", "epsilon", "backward"), because)
         for name in ("gate", "value"):
             section = getattr(config, name)
             fields = tuple(field.name for field in dataclasses.fields(section))
@@ -168,7 +172,7 @@ class ResidualConfig:
         return filled(config, reader_form=preset["reader_form"])
 
     def _resolve_update(self, width: int, path: str, preset: dict[str, dict[str, Any]]) -> "ResidualConfig":
-        config = filled(self, direction="sublayer", epsilon=1e-5)
+        config = filled(self, direction="sublayer", epsilon=1e-5, backward="saved")
         # Below 1e-18, ε² vanishes in float32 and a zero branch divides by zero.
         require_between(config, path, "epsilon", 1e-18, 1.0, " (the paper uses 1e-5)")
         sublayer = config.direction == "sublayer"

@@ -3,7 +3,7 @@
 import dataclasses
 
 from ddl_jax.config.rules import filled, require, require_between, require_least, require_types
-from ddl_jax.errors import nearest_divisors
+from ddl_jax.errors import nearest_divisors, nearest_multiples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,9 @@ class TrainingConfig:
 
     Attributes:
         steps: optimiser steps in the run.
-        batch_size: sequences per step.
-        microbatch_size: sequences per forward and backward pass (batch_size); smaller ones are accumulated.
+        batch_size: sequences per step, over all devices.
+        microbatch_size: sequences per forward and backward pass, on each device (all that it has of a batch); smaller
+            ones are accumulated.
         log_every: steps between lines of metrics.jsonl.
         evaluate_every: steps between evaluations.
         evaluation_batches: batches of an evaluation, always the same ones.
@@ -64,14 +65,30 @@ class TrainingConfig:
     checkpoint_every: int = 100
     unroll: int = 1
 
-    def resolve(self, layers: int, path: str = "training") -> "TrainingConfig":
-        """Fills in what follows from other fields; raises InputError on a broken rule."""
+    def validate(self, layers: int, path: str = "training") -> None:
+        """Raises InputError on a broken rule."""
         require_types(self, path)
         require_least(self, path, 1, *(field.name for field in dataclasses.fields(self)))
-        config = filled(self, microbatch_size=self.batch_size)
-        rule = f"does not divide {path}.batch_size {config.batch_size}"
-        nearest = f"nearest: {nearest_divisors(config.microbatch_size, config.batch_size)}"
-        require(config, path, "microbatch_size", config.batch_size % config.microbatch_size == 0, rule, nearest)
+        self._require_microbatch(self.batch_size, f"{path}.batch_size {self.batch_size}", path)
         rule = f"must not exceed model.layers {layers}"
-        require(config, path, "unroll", config.unroll <= layers, rule, f"nearest: {layers}")
-        return config
+        require(self, path, "unroll", self.unroll <= layers, rule, f"nearest: {layers}")
+
+    def on(self, parts: int, path: str = "training") -> "TrainingConfig":
+        """The settings where a batch is divided into so many parts; raises InputError where it does not divide.
+
+        Args:
+            parts: mesh.data times mesh.fsdp.
+            path: of this section, for messages.
+        """
+        rule = f"does not divide over mesh.data times mesh.fsdp, which is {parts} devices"
+        nearest = f"nearest: {nearest_multiples(self.batch_size, parts)}"
+        require(self, path, "batch_size", self.batch_size % parts == 0, rule, nearest)
+        own = self.batch_size // parts
+        self._require_microbatch(own, f"the {own} sequences that a device has of a batch", path)
+        return filled(self, microbatch_size=own)
+
+    def _require_microbatch(self, sequences: int, of: str, path: str) -> None:
+        micro = self.microbatch_size
+        if micro is not None:
+            nearest = f"nearest: {nearest_divisors(micro, sequences)}"
+            require(self, path, "microbatch_size", sequences % micro == 0, f"does not divide {of}", nearest)

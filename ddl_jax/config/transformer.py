@@ -8,6 +8,13 @@ from ddl_jax.config.rules import filled, require, require_least, require_types
 from ddl_jax.errors import nearest_multiples
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+Attention = Literal["auto", "xla", "cudnn"]
+Remat = Literal["none", "elementwise", "branch", "layer"]
+
+
+def hidden_width(width: int) -> int:
+    """Of the MLP: floor(8d / 3): three matrices then cost what two of hidden width 4d would."""
+    return 8 * width // 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +30,13 @@ class TransformerConfig:
         vocab_size: rows of the embedding (the tokenizer's size, rounded up to a multiple of 64).
         qk_norm: RMSNorm with gain on queries and keys, after RoPE.
         logit_scale: `none`, or `mup`: logits times 1024 / width.
+        attention: what computes attention: `cudnn` (flash attention on NVIDIA GPUs, in bfloat16), `xla`, or `auto`:
+            cuDNN where the program is compiled for GPUs and cuDNN takes the heads, else XLA.
         compute_dtype: of matrix products; `auto` is bfloat16 on a GPU and float32 elsewhere. A GPU multiplies float32
             in TF32 unless jax_default_matmul_precision says otherwise.
         state_dtype: of the residual state; `auto` as above.
+        remat: what backward computes again, to keep less: `none`; `elementwise`: norms, RoPE and activations, not
+            matrix products; `branch`: the sublayers' output projections, too; `layer`: whole layers.
         residual: see `ResidualConfig`.
     """
 
@@ -37,8 +48,10 @@ class TransformerConfig:
     vocab_size: int | None = None
     qk_norm: bool = True
     logit_scale: Literal["none", "mup"] = "none"
+    attention: Attention = "auto"
     compute_dtype: Dtype = "auto"
     state_dtype: Dtype = "auto"
+    remat: Remat = "none"
     residual: ResidualConfig = ResidualConfig()
 
     def resolve(self, path: str = "model") -> "TransformerConfig":

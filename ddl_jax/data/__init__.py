@@ -2,14 +2,15 @@
 
 import dataclasses
 from pathlib import Path
-
-import numpy as np
+from typing import Literal
 
 from ddl_jax.config import DataConfig
-from ddl_jax.data.corpora import load_documents, split, text_hash
+from ddl_jax.data.corpora import load_documents, matching_files, split, text_hash
 from ddl_jax.data.pipeline import NO_TARGET, train_batches, validation_batches
+from ddl_jax.data.shards import read_shards
 from ddl_jax.data.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer, make_tokenizer
 from ddl_jax.data.tokens import encode_documents
+from ddl_jax.data.windows import Tokens, rows_of
 from ddl_jax.errors import InputError
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "load_tokenizer",
     "make_tokenizer",
     "prepare",
+    "read_shards",
     "split",
     "text_hash",
     "train_batches",
@@ -35,24 +37,37 @@ class Corpus:
     """A corpus, split and encoded.
 
     Attributes:
-        train: (tokens,) uint16 or int32; a separator follows every document.
-        validation: (tokens,) likewise; none of its documents is in `train`.
+        train: (tokens,) uint16 or int32, a separator after every document; or where shards store them.
+        validation: likewise; none of its documents is in `train`, but for those that `read_shards` cuts.
         tokenizer: what encoded them.
-        text_hash: SHA-256 of all documents, to tell whether two runs read the same text.
-        train_documents: how many documents `train` holds.
-        validation_documents: how many documents `validation` holds.
+        fingerprint: SHA-256, to tell whether two runs read the same: of all documents, or of what `read_shards` reads.
+        unit: what the corpus consists of.
+        train_units: how many of them `train` holds.
+        validation_units: how many of them `validation` holds.
     """
 
-    train: np.ndarray
-    validation: np.ndarray
+    train: Tokens
+    validation: Tokens
     tokenizer: Tokenizer
-    text_hash: str
-    train_documents: int
-    validation_documents: int
+    fingerprint: str
+    unit: Literal["documents", "shards"]
+    train_units: int
+    validation_units: int
+
+    def record(self) -> dict[str, str | int]:
+        """What tells this corpus from another, under names that say what it was found from."""
+        name = {"documents": "text_sha256", "shards": "shards_fingerprint"}[self.unit]
+        return {
+            name: self.fingerprint,
+            f"train_{self.unit}": self.train_units,
+            "train_tokens": len(self.train),
+            f"validation_{self.unit}": self.validation_units,
+            "validation_tokens": len(self.validation),
+        }
 
 
 def prepare(config: DataConfig, context_length: int, run_dir: Path) -> Corpus:
-    """Reads, splits and encodes a corpus.
+    """Reads, splits and encodes a corpus, or opens one that is encoded already.
 
     Args:
         config: resolved.
@@ -62,23 +77,45 @@ def prepare(config: DataConfig, context_length: int, run_dir: Path) -> Corpus:
     Raises:
         InputError: the corpus, the tokenizer or the context length cannot be used.
     """
+    corpus = (_shards if config.corpus == "shards" else _documents)(config, run_dir)
+    sides = {"training": rows_of(corpus.train), "validation": rows_of(corpus.validation)}
+    longest = {side: max(map(len, rows)) for side, rows in sides.items()}
+    name = min(longest, key=longest.get)
+    most = longest[name] - 1  # the last token is only ever a target
+    if context_length > most:
+        text = {"documents": f"the {name} text", "shards": f"the {name} part of every shard"}[corpus.unit]
+        raise InputError(
+            f"model.context_length {context_length} exceeds {text} ({longest[name]:,} tokens, the last of "
+            f"which is only predicted); nearest: {most}"
+        )
+    return corpus
+
+
+def _documents(config: DataConfig, run_dir: Path) -> Corpus:
     documents = load_documents(config)
     train, validation = split(documents, config.validation_fraction)
     tokenizer = make_tokenizer(config, train, run_dir)
-    corpus = Corpus(
+    return Corpus(
         train=encode_documents(train, tokenizer),
         validation=encode_documents(validation, tokenizer),
         tokenizer=tokenizer,
-        text_hash=text_hash(documents),
-        train_documents=len(train),
-        validation_documents=len(validation),
+        fingerprint=text_hash(documents),
+        unit="documents",
+        train_units=len(train),
+        validation_units=len(validation),
     )
-    sides = {"training": corpus.train, "validation": corpus.validation}
-    name = min(sides, key=lambda side: len(sides[side]))
-    longest = len(sides[name]) - 1  # the last token is only ever a target
-    if context_length > longest:
-        raise InputError(
-            f"model.context_length {context_length} exceeds the {name} text ({len(sides[name]):,} tokens, the last of "
-            f"which is only predicted); nearest: {longest}"
-        )
-    return corpus
+
+
+def _shards(config: DataConfig, run_dir: Path) -> Corpus:
+    paths = matching_files(config.paths)
+    tokenizer = make_tokenizer(config, [], run_dir)
+    train, validation, fingerprint = read_shards(paths, config.validation_fraction, tokenizer.vocab_size)
+    return Corpus(
+        train=train,
+        validation=validation,
+        tokenizer=tokenizer,
+        fingerprint=fingerprint,
+        unit="shards",
+        train_units=len(train.stretches),
+        validation_units=len(validation.stretches),
+    )

@@ -72,6 +72,20 @@ def split(documents: list[str], validation_fraction: float) -> tuple[list[str], 
     return train, [document for document in documents if document in held_out]
 
 
+def matching_files(patterns: Iterable[str]) -> list[str]:
+    """The names of the files that match any of `data.paths`, sorted; raises InputError for a pattern without a file."""
+    found: set[str] = set()
+    for index, pattern in enumerate(patterns):
+        matches = {name for name in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(name)}
+        if not matches:
+            raise InputError(
+                f"data.paths[{index}] {pattern!r} matches no file; a relative pattern starts at {os.getcwd()!r}, "
+                "* stays within a folder and ** goes into folders"
+            )
+        found |= matches
+    return sorted(found)
+
+
 def _pydoc(config: DataConfig) -> list[str]:
     from pydoc_data.topics import topics
 
@@ -93,16 +107,7 @@ def _sotu(config: DataConfig) -> list[str]:
 
 
 def _files(config: DataConfig) -> list[str]:
-    found: set[str] = set()
-    for index, pattern in enumerate(config.paths):
-        matches = {name for name in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(name)}
-        if not matches:
-            raise InputError(
-                f"data.paths[{index}] {pattern!r} matches no file; a relative pattern starts at {os.getcwd()!r}, "
-                "* stays within a folder and ** goes into folders"
-            )
-        found |= matches
-    return [_read(Path(name), "data.paths:") for name in sorted(found)]
+    return [_read(Path(name), "data.paths:") for name in matching_files(config.paths)]
 
 
 def _read(path: Path, setting: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import contextlib
 import multiprocessing
+import operator
 import os
 from pathlib import Path
 import signal
@@ -12,69 +13,45 @@ import threading
 
 import numpy as np
 
-Batch = dict[str, np.ndarray]
+from ddl_jax.data.stored import StoredTokens, Stretch
+from ddl_jax.data.windows import Batch, Tokens, Windows
+
+Part = tuple[int, int]  # (index, count)
 
 # Target of the rows that fill up the last validation batch: no token, hence no loss.
 NO_TARGET = -1
 _PADDING = {"tokens": 0, "targets": NO_TARGET}
 
 
-class Windows:
-    """A text cut into windows of context_length + 1 tokens, each beginning with the last token of the one before.
-
-    Args:
-        tokens: (tokens,) integers.
-        context_length: T, tokens of a sequence.
-    """
-
-    def __init__(self, tokens: np.ndarray, context_length: int):
-        self.tokens = tokens
-        self.context_length = context_length
-
-    def __len__(self) -> int:
-        # The first token of all is never a target.
-        return max(len(self.tokens) - 1, 0) // self.context_length
-
-    def __call__(self, indices: np.ndarray) -> Batch:
-        """The windows of (B,) indices: `tokens` and, shifted by one, `targets`, both (B, T) int32."""
-        positions = np.asarray(indices)[:, None] * self.context_length + np.arange(self.context_length)
-        return {
-            "tokens": self.tokens[positions].astype(np.int32),
-            "targets": self.tokens[positions + 1].astype(np.int32),
-        }
-
-
-class StoredWindows(Windows):
-    """Windows of a text in a .npy file, which reach another process as the file's name, not as its tokens."""
-
-    def __init__(self, path: Path, context_length: int):
-        super().__init__(np.load(path, mmap_mode="r"), context_length)
-        self.path = path
-
-    def __reduce__(self):
-        return StoredWindows, (self.path, self.context_length)
-
-
 @contextlib.contextmanager
 def train_batches(
-    tokens: np.ndarray, context_length: int, batch_size: int, seed: int, start_step: int = 0, workers: int = 0
+    tokens: Tokens,
+    context_length: int,
+    batch_size: int,
+    seed: int,
+    start_step: int = 0,
+    workers: int = 0,
+    *,
+    part: Part = (0, 1),
 ) -> Iterator[Iterator[Batch]]:
     """Endless shuffled batches, for a `with` statement.
 
     The batch at step n depends on `seed` and n alone, not on `start_step` or `workers`. An epoch has every window once,
-    in an order of its own; a batch may begin in one epoch and end in the next.
+    in an order of its own; a batch may begin in one epoch and end in the next. The parts of a batch, one below the
+    other, are that batch, whatever their number.
 
     Args:
-        tokens: (tokens,) integers, at least context_length + 1 of them.
+        tokens: (tokens,) integers, or where they are stored; at least context_length + 1 of them in a row.
         context_length: T, tokens of a sequence.
-        batch_size: B, sequences of a batch.
+        batch_size: B, sequences of a batch, over all parts.
         seed: of the order, within [0, 2**32).
         start_step: the step of the first batch.
         workers: processes that prepare batches; with 0 this one does.
+        part: (index, count): only rows [index B / count, (index + 1) B / count) of each batch; no other window is read.
 
     Yields:
-        An iterator of {"tokens": (B, T) int32, "targets": (B, T) int32}. On leaving the `with` statement, by whatever
-        way, the workers have ended.
+        An iterator of {"tokens": (rows, T) int32, "targets": (rows, T) int32}; rows: B, or those of the part. On
+        leaving the `with` statement, by whatever way, the workers have ended.
     """
     import grain
 
@@ -82,19 +59,19 @@ def train_batches(
     # order of the other's first, were they not spread first.
     spread_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
     with contextlib.ExitStack() as stack:
-        if workers == 0:
-            windows = Windows(tokens, context_length)
-        else:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddl-tokens-"))) / "tokens.npy"
-            np.save(path, tokens)
-            windows = StoredWindows(path, context_length)
+        if workers > 0 and isinstance(tokens, np.ndarray):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ddl-tokens-"))
+            tokens = _store(tokens, Path(folder) / "tokens")
+        windows = Windows(tokens, context_length)
         # Shuffled and batched as indices, before any process is involved: no worker count and no start changes a batch.
         indices = (
             grain.MapDataset.range(len(windows)).shuffle(spread_seed).repeat().batch(batch_size, drop_remainder=True)
         )
-        # No threads: the text lies in memory, and their buffer would be batches that nobody asked for.
+        # No threads: reading is a copy from memory, and their buffer would be batches that nobody asked for. Workers
+        # read ahead, where files are not in memory yet.
         read_options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        dataset = indices[start_step:].map(windows).to_iter_dataset(read_options)
+        mine = operator.itemgetter(_rows(batch_size, part))
+        dataset = indices[start_step:].map(mine).map(windows).to_iter_dataset(read_options)
         if workers > 0:
             _parse_flags()
             options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
@@ -109,27 +86,44 @@ def train_batches(
         yield stack.enter_context(contextlib.closing(batch for batch in iterator))
 
 
-def validation_batches(tokens: np.ndarray, context_length: int, batch_size: int, batches: int) -> list[Batch]:
+def validation_batches(
+    tokens: Tokens, context_length: int, batch_size: int, batches: int, *, part: Part = (0, 1)
+) -> list[Batch]:
     """The windows to evaluate on: always the same, spread evenly over the text.
 
     Args:
-        tokens: (tokens,) integers, at least context_length + 1 of them.
+        tokens: (tokens,) integers, or where they are stored; at least context_length + 1 of them in a row.
         context_length: T, tokens of a sequence.
-        batch_size: B, sequences of a batch.
+        batch_size: B, sequences of a batch, over all parts.
         batches: how many at most; a short text gives fewer.
+        part: which rows of each batch, as for `train_batches`.
 
     Returns:
-        Dicts as of `train_batches`, every window at most once. Where the windows do not fill the last batch, rows with
-        targets -1 do.
+        Dicts as of `train_batches`, every window at most once; as many for every part. Where the windows do not fill
+        the last batch, rows with targets -1 do.
     """
-    windows = Windows(tokens, context_length)
+    windows, rows = Windows(tokens, context_length), _rows(batch_size, part)
     count = min(len(windows), batch_size * batches)
     evenly = np.arange(count) * len(windows) // count
-    full = [windows(evenly[start : start + batch_size]) for start in range(0, count, batch_size)]
-    missing = -count % batch_size
-    last = full.pop()
-    padding = ((0, missing), (0, 0))
-    return [*full, {name: np.pad(last[name], padding, constant_values=value) for name, value in _PADDING.items()}]
+    found = [windows(evenly[start : start + batch_size][rows]) for start in range(0, count, batch_size)]
+    return [_filled(batch, rows.stop - rows.start) for batch in found]
+
+
+def _store(tokens: np.ndarray, path: Path) -> StoredTokens:
+    tokens.tofile(path)
+    return StoredTokens((Stretch(str(path), tokens.dtype.str, 0, len(tokens)),), int(tokens.max()) + 1)
+
+
+def _rows(batch_size: int, part: Part) -> slice:
+    """Which rows of a batch the part holds."""
+    index, count = part
+    return slice(index * batch_size // count, (index + 1) * batch_size // count)
+
+
+def _filled(batch: Batch, rows: int) -> Batch:
+    """The batch with padding up to so many rows."""
+    padding = ((0, rows - len(batch["tokens"])), (0, 0))
+    return {name: np.pad(batch[name], padding, constant_values=value) for name, value in _PADDING.items()}
 
 
 def _parse_flags() -> None:

@@ -66,7 +66,7 @@ def _plan(configs: list[tuple[str, Config]], count: int, options: Any) -> int:
 
     devices = devices_for(count)
     results, baselines = [], {}
-    configs = [(name, settled(config)) for name, config in configs]
+    configs = [(name, settled(config).on(count)) for name, config in configs]
     with Console(stderr=True).status("") as status:
 
         def measured(name, config, fitted):

@@ -11,9 +11,10 @@ import jax
 
 from ddl_jax.config import Config
 from ddl_jax.errors import InputError
-from ddl_jax.plan.placement import make_mesh, placed_batch, placed_state, step_config
 from ddl_jax.residual.kernels import explain
+from ddl_jax.training.sharding import make_mesh, placed_batch, placed_state
 from ddl_jax.training.step import make_train_step, model_graph
+from ddl_jax.transformer.auto import with_dtypes
 from pallas_kernels import hopper
 from pallas_kernels.hopper.program import Array
 from pallas_kernels.hopper.stacks import stacks
@@ -78,9 +79,7 @@ def settled(config: Config) -> Config:
     model = config.model
     if model.vocab_size is None:
         model = model.with_vocabulary(config.data.tokenizer_size())
-    dtypes = {"compute_dtype": model.compute_dtype, "state_dtype": model.state_dtype}
-    dtypes = {name: "bfloat16" if dtype == "auto" else dtype for name, dtype in dtypes.items()}
-    return dataclasses.replace(config, model=dataclasses.replace(model, **dtypes))
+    return dataclasses.replace(config, model=with_dtypes(model, devices_for(1)))
 
 
 @functools.cache
@@ -97,13 +96,12 @@ def compiled_step(config: Config, devices: Sequence[jax.Device]) -> Step:
     """
     started = time.perf_counter()
     mesh = make_mesh(config, devices)
-    config = step_config(config, len(devices))
+    config = config.on(len(devices))
     state, batch = placed_state(config, mesh), placed_batch(config, mesh)
-    step = make_train_step(model_graph(config, devices), config)
+    step = make_train_step(model_graph(config, devices), config, mesh)
     try:
-        with jax.set_mesh(mesh):
-            traced = hopper.trace(jax.jit(step, donate_argnums=0, compiler_options=OPTIONS), state, batch)
-            compiled = hopper.compile_traced(traced)
+        traced = hopper.trace(jax.jit(step, donate_argnums=0, compiler_options=OPTIONS), state, batch)
+        compiled = hopper.compile_traced(traced)
     except hopper.MissingExtra as error:
         raise InputError(str(error)) from None
     program = hopper.parse(compiled.as_text())

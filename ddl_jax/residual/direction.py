@@ -26,11 +26,11 @@ class MlpDirection(nnx.Module):
 
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         std = 0.5 / width**0.5
-        self.input = normal(rngs, (width, config.direction_width), std)
-        self.output = normal(rngs, (config.direction_width, width), std)
+        self.input = normal(rngs, (width, config.direction_width), std, axes=("width", None))
+        self.output = normal(rngs, (config.direction_width, width), std, axes=(None, "width"))
 
     def __call__(self, branch: Features, context: Features) -> Features:
-        return project(jax.nn.gelu(project(context, self.input[...])), self.output[...])
+        return project(jax.nn.gelu(project(context, self.input)), self.output)
 
 
 class AttentionDirection(nnx.Module):
@@ -38,15 +38,15 @@ class AttentionDirection(nnx.Module):
 
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         std = 0.5 / width**0.5
-        self.query = normal(rngs, (width, config.direction_width), std)
-        self.key = normal(rngs, (width, config.direction_width), std)
-        self.value = normal(rngs, (width, config.direction_width), std)
-        self.output = normal(rngs, (config.direction_width, width), std)
+        self.query = normal(rngs, (width, config.direction_width), std, axes=("width", None))
+        self.key = normal(rngs, (width, config.direction_width), std, axes=("width", None))
+        self.value = normal(rngs, (width, config.direction_width), std, axes=("width", None))
+        self.output = normal(rngs, (config.direction_width, width), std, axes=(None, "width"))
 
     def __call__(self, branch: Features, context: Features) -> Features:
-        query, key, value = (project(context, w[...])[:, :, None] for w in (self.query, self.key, self.value))
+        query, key, value = (project(context, w)[:, :, None] for w in (self.query, self.key, self.value))
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        return project(mixed[:, :, 0], self.output[...])
+        return project(mixed[:, :, 0], self.output)
 
 
 DIRECTIONS = {"sublayer": SublayerDirection, "mlp": MlpDirection, "attention": AttentionDirection}

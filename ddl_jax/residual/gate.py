@@ -26,7 +26,7 @@ class Gate(nnx.Module):
     def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens"]:
         c = context.astype(jnp.float32)
         if self.hidden is not None:
-            c = project(c, self.hidden[...], "highest")
+            c = project(c, self.hidden, "highest")
             c = jnp.tanh(c if self.hidden_bias is None else c + self.hidden_bias[...])
-        logit = project(c, self.output[...], "highest") + self.bias[...]
+        logit = project(c, self.output, "highest") + self.bias[...]
         return 2 * jax.nn.sigmoid(logit)

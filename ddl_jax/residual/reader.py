@@ -8,6 +8,7 @@ from ddl_jax.config import ResidualConfig
 from ddl_jax.parameters import normal, weight
 from ddl_jax.residual.channels import read
 from pallas_kernels import token_read
+from pallas_kernels.layout import TokenAxes
 
 State = Float[Array, "batch tokens channels width"]
 Read = Float[Array, "batch tokens width"]
@@ -16,7 +17,7 @@ Read = Float[Array, "batch tokens width"]
 class IdentityReader(nnx.Module):
     """V = 1: the state's only channel."""
 
-    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         pass
 
     def __call__(self, state: State) -> Read:
@@ -31,7 +32,7 @@ class ChannelReader(nnx.Module):
     dropped.
     """
 
-    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         V = config.value_channels
         mean = config.reader_initial == "mean"
         self.convolved = config.reader_form == "convolution"
@@ -60,8 +61,8 @@ class ChannelReader(nnx.Module):
 class TokenReader(nnx.Module):
     """TC: x_i[t] = Σ_j p_j Σ_s a_sji X_ji[t−s], a causal convolution over K tokens pooled over the channels."""
 
-    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
-        self.kernel = config.kernel
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
+        self.kernel, self.token_axes = config.kernel, token_axes
         shape = (config.reader_taps, config.value_channels, width)
         if config.reader_initial == "mean":
             self.taps = weight(jnp.zeros(shape).at[0].set(1.0))
@@ -70,7 +71,8 @@ class TokenReader(nnx.Module):
         self.pool = weight(jnp.full(config.value_channels, 1 / config.value_channels))
 
     def __call__(self, state: State) -> Read:
-        return token_read(state, self.pool[...][:, None] * self.taps[...], implementation=self.kernel)
+        weights = self.pool[...][:, None] * self.taps[...]
+        return token_read(state, weights, implementation=self.kernel, token_axes=self.token_axes)
 
 
 READERS = {"identity": IdentityReader, "channel": ChannelReader, "token": TokenReader}

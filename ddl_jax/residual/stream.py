@@ -22,6 +22,7 @@ from ddl_jax.residual.costs import Costs, stream_costs
 from ddl_jax.residual.expansion import EXPANSIONS
 from ddl_jax.residual.reader import READERS
 from ddl_jax.residual.update import UPDATES
+from pallas_kernels.layout import TokenAxes
 
 State = Float[Array, "batch tokens channels width"]
 Features = Float[Array, "batch tokens width"]
@@ -48,10 +49,19 @@ class DeltaStream(nnx.Module):
         sublayers: how many sublayers write into the stream (2 per Transformer block).
         rngs: the source of initial parameters.
         dtype: of the residual state.
+        token_axes: the mesh axes that divide the batch. The kernels have to know where the mesh is the context's
+            (`jax.set_mesh`) and its axes are Auto; not so inside of `jax.shard_map`.
     """
 
     def __init__(
-        self, config: ResidualConfig, *, width: int, sublayers: int, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32
+        self,
+        config: ResidualConfig,
+        *,
+        width: int,
+        sublayers: int,
+        rngs: nnx.Rngs,
+        dtype: jnp.dtype = jnp.float32,
+        token_axes: TokenAxes = None,
     ):
         if sublayers < 1:
             raise InputError(f"sublayers {sublayers} must be at least 1; nearest: 1")
@@ -61,9 +71,10 @@ class DeltaStream(nnx.Module):
         self.readers_used = [i // 2 if config.shared_reader else i for i in range(sublayers)]
         self.readers_used.append(self.readers_used[-1] + 1)
         self.expansion = EXPANSIONS[config.expansion](config, width, rngs)
-        self.updates = stacked(lambda rngs: UPDATES[config.kind](config, width, rngs), sublayers, rngs)
+        self.updates = stacked(lambda rngs: UPDATES[config.kind](config, width, rngs, token_axes), sublayers, rngs)
         readers = self.readers_used[-1] + 1
-        self.readers = stacked(lambda rngs: READERS[config.reader](config, width, rngs), readers, rngs)
+        make_reader = READERS[config.reader]
+        self.readers = stacked(lambda rngs: make_reader(config, width, rngs, token_axes), readers, rngs)
 
     def expand(self, embedding: Features) -> State:
         """The first residual state."""

@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
+from ddl_jax.residual import reversible
 from ddl_jax.residual.direction import DIRECTIONS
 from ddl_jax.residual.gate import Gate
 from ddl_jax.residual.reader import ChannelReader
 from ddl_jax.residual.value import Value
-from pallas_kernels import rewrite, rewrite_and_read
+from pallas_kernels import reversible_rewrite, reversible_rewrite_and_read, rewrite, rewrite_and_read
+from pallas_kernels.layout import TokenAxes
 from pallas_kernels.rewrite.xla import along, unit
 
 State = Float[Array, "batch tokens channels width"]
@@ -21,7 +23,7 @@ Features = Float[Array, "batch tokens width"]
 class AdditiveUpdate(nnx.Module):
     """X' = X + h in every channel: the plain residual addition, and its expanded control."""
 
-    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         pass
 
     def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
@@ -40,23 +42,24 @@ class AdditiveUpdate(nnx.Module):
 class DeltaUpdate(nnx.Module):
     """X' = X + β k (vᵀ − kᵀX), with k = h / sqrt(‖h‖² + ε²) (paper eq. 2.2); write-only: X' = X + β k vᵀ."""
 
-    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
+    def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         self.epsilon = config.epsilon
         self.erase = config.kind == "delta"
-        self.kernel = config.kernel
+        self.kernel, self.token_axes = config.kernel, token_axes
         self.direction = DIRECTIONS[config.direction](config, width, rngs)
         self.value = Value(config.value, width, config.value_channels, rngs)
         self.gate = Gate(config.gate, width, rngs)
 
-    def _edit(self, branch: Features, context: Features, x: Features):
+    def edit(self, branch: Features, context: Features, x: Features):
         """h (B, T, d), v (B, T, V) and β (B, T)."""
         return self.direction(branch, context), self.value(branch, context, x), self.gate(context)
 
     def _options(self) -> dict[str, Any]:
-        return {"epsilon": self.epsilon, "erase": self.erase, "implementation": self.kernel}
+        kernel = {"implementation": self.kernel, "token_axes": self.token_axes}
+        return {"epsilon": self.epsilon, "erase": self.erase, **kernel}
 
     def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
-        h, v, β = self._edit(branch, context, x)
+        h, v, β = self.edit(branch, context, x)
         return rewrite(state, h, v, β, **self._options())
 
     def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader):
@@ -64,12 +67,18 @@ class DeltaUpdate(nnx.Module):
         if not isinstance(reader, ChannelReader):
             state = self.write(state, branch, context, x)
             return state, reader(state)
-        h, v, β = self._edit(branch, context, x)
+        h, v, β = self.edit(branch, context, x)
         return rewrite_and_read(state, h, v, β, reader.weights(), **self._options())
+
+    def reversible_write_then_read(self, state: State, shadow: State, h: Features, v, β, reader):
+        """(X, S) → (X', x, S), keeping no state for backward (see `reversible`)."""
+        if isinstance(reader, ChannelReader):
+            return reversible_rewrite_and_read(state, shadow, h, v, β, reader.weights(), **self._options())
+        return reversible.read(reader, *reversible_rewrite(state, shadow, h, v, β, **self._options()))
 
     def diagnostics(self, state: State, branch: Features, context: Features, x: Features) -> dict[str, Array]:
         """The gate β, ρ = ‖k‖², and the discrepancy ‖v − kᵀX‖ before and after the edit, each (B, T)."""
-        h, v, β = self._edit(branch, context, x)
+        h, v, β = self.edit(branch, context, x)
         k, _ = unit(h.astype(jnp.float32), self.epsilon)
 
         def discrepancy(state: State) -> Float[Array, "batch tokens"]:

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from ddl_jax.config import Config
-from ddl_jax.data import Corpus, prepare, train_batches, validation_batches
+from ddl_jax.data import prepare, train_batches, validation_batches
 from ddl_jax.errors import Diverged, RunError
 from ddl_jax.evaluation import validate
 from ddl_jax.residual.kernels import explain
@@ -23,8 +23,8 @@ from ddl_jax.training.health import Health
 from ddl_jax.training.metrics import MetricsLog
 from ddl_jax.training.run_directory import RunDirectory
 from ddl_jax.training.step import Batch, TrainState, init_state, make_evaluation_step, make_train_step, model_graph
+from ddl_jax.transformer.auto import explain_attention, with_dtypes
 from ddl_jax.transformer.costs import flops_per_token
-from ddl_jax.transformer.model import dtype_of
 
 DONE, FAILED, STOPPED, DIVERGED = 0, 1, 3, 4  # exit codes (2, bad input, is the command line's)
 
@@ -65,10 +65,13 @@ def train(config: Config, stop: StopRequest | None = None) -> int:
 class _Run:
     def __init__(self, config: Config, run: RunDirectory, stop: StopRequest, console: Console):
         self.run, self.stop, self.console = run, stop, console
-        config = run.settle(config)
+        config, devices = run.settle(config), jax.devices()
+        config = dataclasses.replace(config, model=with_dtypes(config.model, devices))
+        self.attention = explain_attention(config.model, devices)
         self.kernels = explain(config.model.residual, config.model.width)
         self.corpus = prepare(config.data, config.model.context_length, run.path)
-        self.config = _settled(config, self.corpus)
+        model = config.model.with_vocabulary(self.corpus.tokenizer.vocab_size)
+        self.config = dataclasses.replace(config, model=model)
         run.begin(self.config, self.corpus)
 
     def train(self) -> int:
@@ -172,9 +175,10 @@ class _Run:
             f"Model: {residual.kind} ({residual.preset} preset), {shape}{reader}; {parameters:,} parameters, "
             f"{flops_per_token(model) / 1e6:,.1f} MFLOP per token\n"
             f"Data: {config.data.corpus}, tokenizer {config.data.tokenizer}; {len(corpus.train):,} tokens in "
-            f"{corpus.train_documents:,} documents, {len(corpus.validation):,} tokens in "
-            f"{corpus.validation_documents:,} held out\n"
+            f"{corpus.train_units:,} {corpus.unit}, {len(corpus.validation):,} tokens in "
+            f"{corpus.validation_units:,} held out\n"
             f"Device: {device.device_kind}, compute {model.compute_dtype}, state {model.state_dtype}\n"
+            f"Attention: {self.attention}\n"
             f"{kernels}Run directory: {self.run.path}" + (f", resumed at step {start}" if start else "")
         )
 
@@ -191,13 +195,6 @@ class _Run:
             "  --model.residual.reader token           TC: the reader sees earlier tokens, too\n"
             "What a variant costs: python -m ddl_jax bench configs/bench/baseline.yaml configs/bench/cc.yaml"
         )
-
-
-def _settled(config: Config, corpus: Corpus) -> Config:
-    """The configuration with what only the data and the device decide: vocabulary size and dtypes."""
-    model = config.model.with_vocabulary(corpus.tokenizer.vocab_size)
-    dtypes = {name: dtype_of(getattr(model, name)).name for name in ("compute_dtype", "state_dtype")}
-    return dataclasses.replace(config, model=dataclasses.replace(model, **dtypes))
 
 
 def abstract_state(config: Config) -> TrainState:

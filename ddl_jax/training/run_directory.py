@@ -119,11 +119,7 @@ class RunDirectory:
         data_file, tokenizer_file = self.path / "data.json", self.path / "tokenizer.json"
         tokenizer = hashlib.sha256(tokenizer_file.read_bytes()).hexdigest() if tokenizer_file.exists() else None
         data = {
-            "text_sha256": corpus.text_hash,
-            "train_documents": corpus.train_documents,
-            "train_tokens": len(corpus.train),
-            "validation_documents": corpus.validation_documents,
-            "validation_tokens": len(corpus.validation),
+            **corpus.record(),
             "tokenizer": config.data.tokenizer,
             "tokenizer_sha256": tokenizer,
         }

@@ -2,12 +2,15 @@
 
 from flax import nnx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import TransformerConfig
 from ddl_jax.linear import project
 from ddl_jax.parameters import normal
+from ddl_jax.partition import entering
+from ddl_jax.remat import PRODUCT
 from ddl_jax.transformer.norm import RMSNorm
 
 ROPE_BASE = 10000.0  # the paper's and the official code's
@@ -31,17 +34,29 @@ class Attention(nnx.Module):
 
     def __init__(self, config: TransformerConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
         d, H, D = config.width, config.heads, config.head_dim
-        self.qkv = normal(rngs, (d, 3, H, D), 0.5 / d**0.5)
-        self.output = normal(rngs, (H, D, d), 0.5 / d**0.5 / config.layers**0.5)
+        self.implementation = None if config.attention == "auto" else config.attention  # jax's own choice
+        self.qkv = normal(rngs, (d, 3, H, D), 0.5 / d**0.5, axes=("width", None, "heads", None))
+        std = 0.5 / d**0.5 / config.layers**0.5
+        self.output = normal(rngs, (H, D, d), std, axes=("heads", None, "width"))
         self.query_norm = RMSNorm(D, dtype) if config.qk_norm else None
         self.key_norm = RMSNorm(D, dtype) if config.qk_norm else None
 
-    def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens width"]:
-        query, key, value = jnp.unstack(project(context, self.qkv[...]), axis=-3)
+    def hidden(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens heads dim"]:
+        """What each head gives: what backward cannot do without."""
+        query, key, value = jnp.unstack(checkpoint_name(project(context, self.qkv), PRODUCT), axis=-3)
         angles = rope_angles(query.shape[1], query.shape[-1])
         query, key = rotate(query, angles), rotate(key, angles)
         if self.query_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
-        mixed = jax.nn.dot_product_attention(query.astype(value.dtype), key.astype(value.dtype), value, is_causal=True)
-        heads_joined = self.output[...].reshape(-1, context.shape[-1])
-        return project(mixed.reshape(*context.shape[:-1], -1), heads_joined)
+            # One gain for all heads, of which a device may have some.
+            query_norm, key_norm = jax.tree.map(entering, (self.query_norm, self.key_norm))
+            query, key = query_norm(query), key_norm(key)
+        query, key = query.astype(value.dtype), key.astype(value.dtype)
+        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=self.implementation)
+        return checkpoint_name(mixed, PRODUCT)
+
+    def branch(self, hidden: Float[Array, "batch tokens heads dim"]) -> Float[Array, "batch tokens width"]:
+        """The sublayer's output, h."""
+        return project(hidden, self.output, inputs=2)
+
+    def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens width"]:
+        return self.branch(self.hidden(context))

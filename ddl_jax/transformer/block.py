@@ -8,6 +8,8 @@ from ddl_jax.transformer.attention import Attention
 from ddl_jax.transformer.mlp import Mlp
 from ddl_jax.transformer.norm import RMSNorm
 
+SUBLAYERS = 2  # attention, MLP
+
 
 class Block(nnx.Module):
     def __init__(self, config: TransformerConfig, dtype: jnp.dtype, rngs: nnx.Rngs):

@@ -1,8 +1,8 @@
 """FLOPs of the model by formula, from the configuration alone."""
 
 from ddl_jax.config import TransformerConfig
+from ddl_jax.config.transformer import hidden_width
 from ddl_jax.residual.costs import stream_costs
-from ddl_jax.transformer.mlp import hidden_width
 
 
 def flops_per_token(config: TransformerConfig) -> int:

@@ -2,17 +2,15 @@
 
 from flax import nnx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import TransformerConfig
+from ddl_jax.config.transformer import hidden_width
 from ddl_jax.linear import project
 from ddl_jax.parameters import normal
-
-
-def hidden_width(width: int) -> int:
-    """floor(8d / 3): three matrices then cost what two of hidden width 4d would."""
-    return 8 * width // 3
+from ddl_jax.remat import PRODUCT
 
 
 class Mlp(nnx.Module):
@@ -20,9 +18,18 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: TransformerConfig, rngs: nnx.Rngs):
         d, hidden = config.width, hidden_width(config.width)
-        self.input = normal(rngs, (d, 2, hidden), 0.5 / d**0.5)
-        self.output = normal(rngs, (hidden, d), 0.5 / d**0.5 / config.layers**0.5)
+        self.input = normal(rngs, (d, 2, hidden), 0.5 / d**0.5, axes=("width", None, "hidden"))
+        std = 0.5 / d**0.5 / config.layers**0.5
+        self.output = normal(rngs, (hidden, d), std, axes=("hidden", "width"))
+
+    def hidden(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens 2 hidden"]:
+        """W₁ c and W₂ c: what backward cannot do without."""
+        return checkpoint_name(project(context, self.input), PRODUCT)
+
+    def branch(self, hidden: Float[Array, "batch tokens 2 hidden"]) -> Float[Array, "batch tokens width"]:
+        """The sublayer's output, h."""
+        gate, linear = jnp.unstack(hidden, axis=-2)
+        return project(jax.nn.silu(gate) * linear, self.output)
 
     def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens width"]:
-        gate, linear = jnp.unstack(project(context, self.input[...]), axis=-2)
-        return project(jax.nn.silu(gate) * linear, self.output[...])
+        return self.branch(self.hidden(context))

@@ -7,13 +7,14 @@ from jaxtyping import Array, Float, Int
 
 from ddl_jax.config import TransformerConfig
 from ddl_jax.errors import InputError
-from ddl_jax.parameters import at, normal, stacked
+from ddl_jax.parameters import normal, stacked
 from ddl_jax.residual import DeltaStream
-from ddl_jax.transformer.block import Block
+from ddl_jax.transformer.block import SUBLAYERS, Block
 from ddl_jax.transformer.norm import RMSNorm
+from ddl_jax.transformer.stack import final_read
+from pallas_kernels.layout import TokenAxes
 
 MUP_BASE_WIDTH = 1024  # of the official code's logit scale
-SUBLAYERS = 2  # of a block: attention, MLP
 
 
 def dtype_of(name: str) -> jnp.dtype:
@@ -29,21 +30,22 @@ class Transformer(nnx.Module):
     Args:
         config: sizes and the residual stream; None fields are filled in, but vocab_size must be given.
         rngs: the source of initial parameters.
+        token_axes: see `DeltaStream`.
     """
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         config = config.resolve()
         if config.vocab_size is None:
             raise InputError("model.vocab_size null must be given where there is no tokenizer to take it from")
         dtype = dtype_of(config.compute_dtype)
         self.config = config
         # The stream is made last: models that differ only in it start from the same other parameters.
-        self.embedding = normal(rngs, (config.vocab_size, config.width), 0.02)
+        self.embedding = normal(rngs, (config.vocab_size, config.width), 0.02, axes=(None, "width"))
         self.blocks = stacked(lambda rngs: Block(config, dtype, rngs), config.layers, rngs)
         self.final_norm = RMSNorm(config.width, dtype)
         self.stream = DeltaStream(
             config.residual, width=config.width, sublayers=SUBLAYERS * config.layers, rngs=rngs,
-            dtype=dtype_of(config.state_dtype),
+            dtype=dtype_of(config.state_dtype), token_axes=token_axes,
         )  # fmt: skip
 
     def __call__(self, tokens: Int[Array, "batch tokens"], *, unroll: int = 1) -> Float[Array, "batch tokens vocab"]:
@@ -56,19 +58,7 @@ class Transformer(nnx.Module):
         if tokens.shape[1] > longest:
             raise InputError(f"a sequence of {tokens.shape[1]} tokens exceeds model.context_length {longest}")
         state = stream.expand(self.embedding[...][tokens])
-        connections = jax.tree.map(lambda p: p.reshape(-1, SUBLAYERS, *p.shape[1:]), stream.connections())
-
-        def layer(carry, parameters):
-            state, x = carry
-            block, connections = parameters
-            for i, (norm, sublayer) in enumerate(block.sublayers()):
-                context = norm(x)
-                state, x = at(connections, i).write_then_read(state, sublayer(context), context, x)
-            return (state, x), None
-
-        carry = (state, stream.read(state, 0))
-        (state, x), _ = jax.lax.scan(layer, carry, (self.blocks, connections), unroll=unroll)
-        return self.final_norm(x)
+        return self.final_norm(final_read(self.blocks, stream, state, self.config.remat, unroll))
 
     def head_weight(self) -> Float[Array, "vocab width"]:
         """The tied head in the compute dtype, the logit scale included."""

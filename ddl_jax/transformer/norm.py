@@ -1,6 +1,7 @@
 """RMSNorm with gain."""
 
 from flax import nnx
+import jax
 from jax import lax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -8,6 +9,7 @@ from jaxtyping import Array, Float
 from ddl_jax.parameters import gain
 
 EPSILON = 1e-5  # inside the mean, as in the official code
+F32 = jnp.float32
 
 
 class RMSNorm(nnx.Module):
@@ -18,6 +20,31 @@ class RMSNorm(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
-        x = x.astype(jnp.float32)
-        mean_square = jnp.mean(x * x, axis=-1, keepdims=True)
-        return (self.gain[...] * x * lax.rsqrt(mean_square + EPSILON)).astype(self.dtype)
+        return _normalize(x, self.gain[...]).astype(self.dtype)
+
+
+@jax.custom_vjp
+def _normalize(x, gain):
+    return gain * _unit(x)[0]
+
+
+def _unit(x):
+    """x̂ = r x and r = 1 / sqrt(mean(x²) + 1e-5), in float32."""
+    x = x.astype(F32)
+    r = lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
+    return r * x, r
+
+
+def _backward(saved, dy):
+    """dx = r (g ⊙ dy − x̂ mean(g ⊙ dy ⊙ x̂)), dg = Σ dy ⊙ x̂.
+
+    Written out to keep x as it came, and not float32 copies of it.
+    """
+    x, gain = saved
+    unit, r = _unit(x)
+    along = jnp.mean(gain * dy * unit, axis=-1, keepdims=True)
+    d_gain = jnp.sum(dy * unit, axis=tuple(range(x.ndim - 1)))
+    return (r * (gain * dy - unit * along)).astype(x.dtype), d_gain
+
+
+_normalize.defvjp(lambda x, gain: (_normalize(x, gain), (x, gain)), _backward)

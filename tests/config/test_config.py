@@ -165,13 +165,19 @@ BROKEN_RULES = [
         f"{R}value.source 'read' leaves the sublayer's output unused with direction 'attention'; use 'branch'",
     ),
     ({"data.corpus": "files"}, "data.paths [] must name files for corpus 'files'; e.g. ['data/*.txt']"),
+    ({"data.corpus": "shards"}, "data.paths [] must name files for corpus 'shards'; e.g. ['data/*.bin']"),
+    (
+        {"data.corpus": "shards", "data.paths": ("*.bin",), "data.tokenizer": "bpe"},
+        "data.tokenizer 'bpe' is trained on text, which corpus 'shards' does not have; name the one that made the "
+        "shards, e.g. 'gpt2' or the path of a tokenizer.json",
+    ),
     (
         {"data.corpus": "files", "data.paths": ("a", "")},
         "data.paths ['a', ''] must name files for corpus 'files'; e.g. ['data/*.txt']",
     ),
     (
         {"data.paths": ("a",)},
-        "data.paths ['a'] only applies to corpus 'files', not 'pydoc'; set data.corpus: files",
+        "data.paths ['a'] only applies to corpus 'files' or 'shards', not 'pydoc'; set data.corpus: files, or shards",
     ),
     ({"data.paths": "a"}, "data.paths 'a' must be a list of texts"),
     (
@@ -248,6 +254,7 @@ def test_defaults_resolve_to_the_paper():
         direction="sublayer",
         shared_reader=False,
         epsilon=1e-5,
+        backward="saved",
         gate=GateConfig(hidden=0, initial=1.0),
         value=ValueConfig("context", "none", 1.0, False),
     )
@@ -293,7 +300,7 @@ def test_what_pallas_cannot_take_others_can(kernel):
 def test_other_fields_that_follow():
     resolved = config(data__tokenizer="bpe", training__batch_size=6, model__width=64, model__heads=4).resolve()
     assert resolved.data.vocabulary == 4096
-    assert resolved.training.microbatch_size == 6
+    assert resolved.on(1).training.microbatch_size == 6 and resolved.on(3).training.microbatch_size == 2
     assert resolved.model.head_dim == 16
     assert config(model__width=64, model__heads=3, model__head_dim=8).resolve().model.head_dim == 8
     assert resolved.resolve() == resolved

@@ -142,7 +142,7 @@ def test_a_setting_that_cannot_be(write, content, expected):
 def test_unknown_keys_are_refused_in_every_section(write):
     """Bug of others: unknown keys ignored."""
     sections = {key.rpartition(".")[0] for key, _, _ in fields()}
-    assert len(sections) == 8
+    assert len(sections) == 10
     for section in sections:
         tree = {"zzz": 1}
         for name in filter(None, reversed(section.split("."))):
@@ -291,7 +291,7 @@ def settled(changes: dict) -> Config:
 def test_a_resumed_run_may_change_its_cadences_and_takes_what_was_settled():
     changes = {
         "run_dir": "./runs/default",
-        "model": {"residual": {"kernel": "pallas"}},
+        "model": {"remat": "branch", "residual": {"kernel": "pallas", "backward": "reversible"}},
         "data": {"workers": 2},
         "training": {
             "microbatch_size": 2,
@@ -299,6 +299,8 @@ def test_a_resumed_run_may_change_its_cadences_and_takes_what_was_settled():
             "evaluate_every": 2,
             "checkpoint_every": 4,
         },
+        "mesh": {"data": 2, "fsdp": 4, "tensor": 8},
+        "distributed": {"mode": "explicit", "coordinator": "here:1", "processes": 2, "process_id": 1, "timeout": 7},
     }
     assert resumed(settled({}), from_settings(changes).resolve()) == settled(changes)
     changed = {key for key, _, _ in difference(settled({}), settled(changes))}

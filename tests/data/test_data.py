@@ -36,10 +36,10 @@ def test_preparing_bytes_imports_none_of_them_either(room_alone):
 def test_prepare_splits_encodes_and_records(tmp_path, tokenizer):
     corpus = prepare(DataConfig(tokenizer=tokenizer).resolve(), 64, tmp_path)
     documents = load_documents(DataConfig())
-    assert corpus.text_hash == text_hash(documents)
-    assert corpus.train_documents + corpus.validation_documents == len(documents)
+    assert corpus.record()["text_sha256"] == text_hash(documents)
+    assert corpus.train_units + corpus.validation_units == len(documents)
     sides = []
-    for tokens, count in ((corpus.train, corpus.train_documents), (corpus.validation, corpus.validation_documents)):
+    for tokens, count in ((corpus.train, corpus.train_units), (corpus.validation, corpus.validation_units)):
         ends = np.flatnonzero(tokens == corpus.tokenizer.separator)
         assert len(ends) == count
         assert ends[-1] == len(tokens) - 1
@@ -55,7 +55,7 @@ def test_bpe_is_trained_on_the_training_documents_alone(tmp_path):
     config = DataConfig(corpus="files", paths=(str(tmp_path / "*.txt"),), tokenizer="bpe", vocabulary=262)
     corpus = prepare(config.resolve(), 16, tmp_path / "run")
     held_out = corpus.tokenizer.decode(corpus.validation).split()[0]
-    assert corpus.validation_documents == 1
+    assert corpus.validation_units == 1
     assert len(corpus.tokenizer.encode(held_out)) == len(held_out)
 
 

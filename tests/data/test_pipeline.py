@@ -7,13 +7,17 @@ import signal
 import subprocess
 import sys
 
+from hypothesis import given
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 
 from ddl_jax.data import train_batches, validation_batches
-from ddl_jax.data.pipeline import StoredWindows
+from ddl_jax.data.stored import StoredTokens, Stretch
+from ddl_jax.data.windows import Windows
 
 LENGTH = 5
+SEEDS = st.integers(0, 2**32 - 1)
 
 
 def text(windows: int, rest: int = 0) -> np.ndarray:
@@ -21,8 +25,11 @@ def text(windows: int, rest: int = 0) -> np.ndarray:
     return np.arange(windows * LENGTH + 1 + rest, dtype=np.uint16)
 
 
-def batches(count: int, windows: int, batch_size: int, seed: int = 0, start_step: int = 0, workers: int = 0):
-    with train_batches(text(windows, rest=LENGTH - 1), LENGTH, batch_size, seed, start_step, workers) as stream:
+def batches(
+    count: int, windows: int, batch_size: int, seed: int = 0, start_step: int = 0, workers: int = 0, part=(0, 1)
+):
+    tokens = text(windows, rest=LENGTH - 1)
+    with train_batches(tokens, LENGTH, batch_size, seed, start_step, workers, part=part) as stream:
         return list(itertools.islice(stream, count))
 
 
@@ -112,8 +119,9 @@ def test_workers_change_no_batch_and_are_gone_afterwards():
 
 
 def test_a_text_reaches_workers_as_the_name_of_its_file(tmp_path):
-    np.save(tmp_path / "tokens.npy", text(10_000))
-    windows = StoredWindows(tmp_path / "tokens.npy", LENGTH)
+    tokens = text(10_000)
+    tokens.tofile(tmp_path / "tokens")
+    windows = Windows(StoredTokens((Stretch(str(tmp_path / "tokens"), "<u2", 0, len(tokens)),), 2**16), LENGTH)
     data = pickle.dumps(windows)
     assert len(data) < 1000
     assert_equal([pickle.loads(data)(np.array([7, 2]))], [windows(np.array([7, 2]))])
@@ -229,3 +237,50 @@ def test_a_small_validation_text_is_used_whole_and_padded(windows):
     np.testing.assert_array_equal(tokens[:windows].ravel(), np.arange(windows * LENGTH))
     assert (targets[windows:] == -1).all()
     assert (tokens[windows:] == 0).all()  # a token of every vocabulary
+
+
+class Recorder(np.ndarray):
+    """A text that remembers which of its tokens were asked for."""
+
+    def __getitem__(self, key):
+        self.seen |= set(np.asarray(self.view(np.ndarray)[key]).ravel().tolist())
+        return self.view(np.ndarray)[key]
+
+
+def recorded(windows: int) -> Recorder:
+    tokens = text(windows).view(Recorder)
+    tokens.seen = set()
+    return tokens
+
+
+def stacked(parts: list[list[dict]]) -> list[dict]:
+    """Whole batches from those of each part."""
+    return [{name: np.concatenate([part[name] for part in row]) for name in row[0]} for row in zip(*parts, strict=True)]
+
+
+@given(windows=st.integers(1, 40), rows=st.integers(1, 3), count=st.integers(1, 4), step=st.integers(0, 20), seed=SEEDS)
+def test_the_parts_of_a_batch_are_the_batch_at_any_step(windows, rows, count, step, seed):
+    whole = batches(step + 3, windows, rows * count, seed)[step:]
+    parts = [batches(3, windows, rows * count, seed, step, part=(index, count)) for index in range(count)]
+    assert all(len(batch["tokens"]) == rows for part in parts for batch in part)
+    assert_equal(stacked(parts), whole)
+
+
+@given(windows=st.integers(1, 40), rows=st.integers(1, 3), count=st.integers(1, 4), most=st.integers(1, 5))
+def test_the_parts_of_the_validation_batches_are_those_batches(windows, rows, count, most):
+    arguments = text(windows), LENGTH, rows * count, most
+    parts = [validation_batches(*arguments, part=(index, count)) for index in range(count)]
+    assert all(len(batch["tokens"]) == rows for part in parts for batch in part)
+    assert_equal(stacked(parts), validation_batches(*arguments))
+
+
+def test_no_window_of_another_part_is_read():
+    tokens = recorded(windows=24)  # three batches of 8 are one epoch
+    with train_batches(tokens, LENGTH, 8, seed=0, part=(1, 4)) as stream:
+        found = list(itertools.islice(stream, 3))
+    assert tokens.seen == {int(token) for batch in found for array in batch.values() for token in array.flat}
+    assert len(tokens.seen) <= 6 * (LENGTH + 1)
+    tokens = recorded(windows=24)
+    found = validation_batches(tokens, LENGTH, 8, batches=3, part=(3, 4))
+    assert tokens.seen == {int(token) for batch in found for array in batch.values() for token in array.flat}
+    assert len(tokens.seen) <= 6 * (LENGTH + 1)

@@ -37,10 +37,10 @@ def device(platform, kind, capability=None):
 CPU, H200, A100 = device("cpu", "cpu"), device("gpu", "NVIDIA H200", "9.0"), device("gpu", "NVIDIA A100", "8.0")
 
 
-def configuration(residual, kernel="auto", *, batch=1, tokens=4, width=128, dtype="float32", layers=2):
+def configuration(residual, kernel="auto", *, batch=1, tokens=4, width=128, dtype="float32", layers=2, remat="none"):
     model = TransformerConfig(
-        layers=layers, width=width, heads=2, vocab_size=13, context_length=tokens, compute_dtype=dtype,
-        state_dtype=dtype, residual=dataclasses.replace(residual, kernel=kernel),
+        layers=layers, width=width, heads=2, vocab_size=13, context_length=tokens, attention="xla", compute_dtype=dtype,
+        state_dtype=dtype, remat=remat, residual=dataclasses.replace(residual, kernel=kernel),
     )  # fmt: skip
     return Config(
         model=model,
@@ -91,9 +91,16 @@ def stepped(config) -> tuple[dict[str, np.ndarray], bool]:
     return {"loss": np.asarray(metrics["loss"]), **found}, "callback" in lowered.as_text()
 
 
-@pytest.mark.parametrize("name", ["CC", "TC", "scalar"])  # write-only differs in the operation alone
-def test_the_step_of_the_kernels_is_that_of_xla(on_a_cpu, name):
-    (by_xla, _), (by_pallas, interpreted) = (stepped(configuration(STREAMS[name], k)) for k in ("xla", "pallas"))
+# Write-only differs in the operation alone. Where states are walked back, remat has no kernels in it, so the
+# interpreter takes it.
+@pytest.mark.parametrize("name, backward", [("CC", "saved"), ("TC", "saved"), ("scalar", "saved"), ("CC", "reversible"),
+                                            ("TC", "reversible")])  # fmt: skip
+def test_the_step_of_the_kernels_is_that_of_xla(on_a_cpu, name, backward):
+    residual = dataclasses.replace(STREAMS[name], backward=backward)
+    remat = "branch" if backward == "reversible" else "none"
+    (by_xla, _), (by_pallas, interpreted) = (
+        stepped(configuration(residual, k, remat=remat)) for k in ("xla", "pallas")
+    )
     assert interpreted
     assert by_xla.keys() == by_pallas.keys()
     for key, expected in by_xla.items():
@@ -133,23 +140,16 @@ def kernels_of_the_step(config) -> dict[str, int]:
 
 
 @needs_compiler
-def test_the_step_for_an_h200_has_the_kernels_once_in_the_loop_over_layers():
-    # In its body are an attention and an MLP sublayer.
-    expected = {"rewrite_and_read": 2, "rewrite_and_read_backward": 2}
-    assert kernels_of_the_step(configuration(STREAMS["CC"], **BF16)) == expected
-
-
-@needs_compiler
-def test_with_remat_of_the_layers_the_forward_kernel_comes_again(monkeypatch):
-    scan = jax.lax.scan
-
-    def remat_scan(body, *arguments, **options):
-        return scan(jax.checkpoint(body, prevent_cse=False), *arguments, **options)
-
-    monkeypatch.setattr(jax.lax, "scan", remat_scan)
+@pytest.mark.parametrize("remat, backward, expected", [
+    # Once for each of the two sublayers in the body of the loop over layers.
+    ("none", "saved", {"rewrite_and_read": 2, "rewrite_and_read_backward": 2}),
     # Backward makes again what the attention sublayer's write gave, but not what the last one gave.
-    expected = {"rewrite_and_read": 3, "rewrite_and_read_backward": 2}
-    assert kernels_of_the_step(configuration(STREAMS["CC"], **BF16)) == expected
+    ("layer", "saved", {"rewrite_and_read": 3, "rewrite_and_read_backward": 2}),
+    ("branch", "reversible", {"rewrite_and_read": 2, "rewrite_and_read_reverse": 2}),
+])  # fmt: skip
+def test_the_kernels_of_a_step_for_an_h200(remat, backward, expected):
+    residual = dataclasses.replace(STREAMS["CC"], backward=backward)
+    assert kernels_of_the_step(configuration(residual, remat=remat, **BF16)) == expected
 
 
 def gradient_of_a_stream(residual):
