@@ -1,6 +1,5 @@
 """What `ddl plan` prints for people: one configuration in detail, or several in a table, also as Markdown."""
 
-import collections
 from collections.abc import Iterable, Sequence
 import os
 from typing import Any
@@ -42,10 +41,21 @@ def show_one(result: Result, baseline: Result, console: Console) -> None:
     fits = "fits" if result["fits"] else "does not fit"
     console.print(f"It {fits} into {h200.MEMORY / 1e9:.0f} GB. Bound by: {LIMITS[result['bound']]}.", highlight=False)
     console.print(f"Largest micro-batch: from {result['largest_microbatch_source']}.", highlight=False)
-    if result["kernels"]:
-        console.print(f"The stream's operations: {result['kernels']}.", highlight=False)
+    for line in _settings(result):
+        console.print(line, highlight=False)
     if result["published"]:
         console.print(f"Published: {_published(result)}. {source()}", highlight=False)
+
+
+def _settings(result: Result) -> Iterable[str]:
+    """What was decided, and what it keeps for backward."""
+    stream = f"; the stream's operations: {result['kernels']}" if result["kernels"] else ""
+    dtypes = f"{result['compute_dtype']} products, {result['state_dtype']} state"
+    yield f"Attention: {result['attention']}{stream}; {dtypes}."
+    state = f", residual.backward: {result['backward']}" if result["backward"] else ""
+    total = result["peak_bytes_by_kind"]["saved"]
+    shown = [f"{name} {_gigabytes(moved)}" for name, moved in result["saved_arrays"].items() if moved > total / 50]
+    yield f"Kept for backward with remat: {result['remat']}{state}: " + (", ".join(shown) or "not known without a scan")
 
 
 def _details(result: Result, baseline: Result) -> Iterable[tuple[str, str, str, str]]:
@@ -91,10 +101,6 @@ def show_moved(result: Result, parts: Sequence[hopper.Part], console: Console) -
     for part in parts:
         table.add_row(str(part.runs), f"{part.bytes / 1e9:,.2f}", part.name, part.shape, _end(part.path))
     console.print(table)
-    saved = collections.Counter(result["saved_arrays"])
-    if saved:
-        arrays = ", ".join(f"{count} x {array}" if count > 1 else array for array, count in saved.items())
-        console.print(f"saved for backward: {arrays}", highlight=False)
 
 
 def _end(path: str) -> str:
