@@ -44,7 +44,7 @@ def show_one(result: Result, baseline: Result, console: Console) -> None:
     for line in _settings(result):
         console.print(line, highlight=False)
     if result["published"]:
-        console.print(f"Published: {_published(result)}. {source()}", highlight=False)
+        console.print(f"Published: {_published(result)} ({source()}).", highlight=False)
 
 
 def _settings(result: Result) -> Iterable[str]:
@@ -110,7 +110,7 @@ def _end(path: str) -> str:
 
 
 TITLES = (
-    "configuration", "parameters", "GFLOP a token", "peak memory, GB", "moved, GB", "least time, ms", "micro-batch",
+    "configuration", "size", "GFLOP a token", "peak memory, GB", "moved, GB", "least time, ms", "fits",
     "paper: memory / speed",
 )  # fmt: skip
 
@@ -133,10 +133,11 @@ def _rows(results: Sequence[Result]) -> Iterable[tuple[str, ...]]:
 
 def show_several(results: Sequence[Result], console: Console) -> None:
     """Several configurations, one a line."""
+    rows = list(_rows(results))
     table = Table(Column(TITLES[0], overflow="fold"), box=None, pad_edge=False)
-    for title in TITLES[1:]:
-        table.add_column(title, justify="right", min_width=max(map(len, title.split())))
-    for row in _rows(results):
+    for title, *cells in list(zip(TITLES, *rows, strict=True))[1:]:
+        table.add_column(title, justify="right", min_width=max(map(len, [*title.split(), *cells])))
+    for row in rows:
         table.add_row(*row)
     console.print(table)
     for line in _notes(results):
@@ -157,9 +158,9 @@ def _notes(results: Sequence[Result]) -> Iterable[str]:
     yield "In brackets: ratios to the same with kind: additive, for the time that of speeds. No time was measured."
     for config in (result["config"] for result in results if not result["fits"]):
         yield f"{config} does not fit into {h200.MEMORY / 1e9:.0f} GB."
-    yield f"Micro-batch: the largest that fits, from {results[0]['largest_microbatch_source']}."
+    yield f"Fits: the largest micro-batch that does, from {results[0]['largest_microbatch_source']}."
     if any(result["published"] for result in results):
-        yield f"Paper: {source()}"
+        yield f"Paper: {source()}."
 
 
 def _devices(result: Result) -> str:
