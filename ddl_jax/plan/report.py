@@ -110,7 +110,7 @@ def _end(path: str) -> str:
 
 
 TITLES = (
-    "configuration", "size", "GFLOP a token", "peak memory, GB", "moved, GB", "least time, ms", "fits",
+    "configuration", "size", "GFLOP /token", "peak memory, GB", "moved, GB", "least time, ms", "fits",
     "paper: memory / speed",
 )  # fmt: skip
 
@@ -136,7 +136,7 @@ def show_several(results: Sequence[Result], console: Console) -> None:
     rows = list(_rows(results))
     table = Table(Column(TITLES[0], overflow="fold"), box=None, pad_edge=False)
     for title, *cells in list(zip(TITLES, *rows, strict=True))[1:]:
-        table.add_column(title, justify="right", min_width=max(map(len, [*title.split(), *cells])))
+        table.add_column(title, justify="right", width=max(map(len, [*title.split(), *cells])))
     for row in rows:
         table.add_row(*row)
     console.print(table)
