@@ -87,8 +87,9 @@ def fit(config: Config, compiled: Callable[[Config], Step]) -> Fit:
     line = first_line = _line(*peaks.items())
     for _ in range(ATTEMPTS):
         candidate = line.largest()
-        if over := [size for size, peak in peaks.items() if peak > MEMORY]:
-            candidate = min(candidate, min(over) - 1)
+        over = [size for size, peak in peaks.items() if peak > MEMORY]
+        if over and candidate >= min(over):
+            candidate = (_largest_of(peaks) + min(over)) // 2
         candidate = max(candidate, _largest_of(peaks))
         if candidate == 0 or candidate in peaks:
             break

@@ -135,6 +135,7 @@ def _part(program: Program, computation: Computation, instruction: Instruction, 
         calls = [inner for inner in where.instructions if inner.operation == "custom-call"]
     if calls:
         # Around a call, a fusion only says where in a stack its operands and results lie.
+        path = "/".join(calls[0].path)
         moved = [custom_calls.call_accesses(where, call, kernels) for call in calls]
         flops: collections.Counter[str] = collections.Counter()
         for call in calls:

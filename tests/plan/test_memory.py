@@ -54,6 +54,12 @@ def test_what_does_not_fit_after_all_is_mended():
     assert found.predicted == 5 * GB + 44 * 2 * GB
 
 
+def test_a_jump_is_closed_in_on():
+    compiled, asked = compiler(lambda size: 5 * GB + 2 * GB * size + (1000 * GB if size > 40 else 0))
+    assert fit(config(), compiled).largest == 38
+    assert [size for size, _ in asked] == [4, 8, 68, 38, 53, 45]
+
+
 def test_nothing_fits():
     compiled, _ = compiler(lambda size: 150 * GB + GB * size)
     found = fit(config(), compiled)
