@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 import contextlib
+import functools
 import multiprocessing
 import os
 from pathlib import Path
@@ -57,7 +58,14 @@ class StoredWindows(Windows):
 
 @contextlib.contextmanager
 def train_batches(
-    tokens: np.ndarray, context_length: int, batch_size: int, seed: int, start_step: int = 0, workers: int = 0
+    tokens: np.ndarray,
+    context_length: int,
+    batch_size: int,
+    seed: int,
+    start_step: int = 0,
+    workers: int = 0,
+    *,
+    part: tuple[int, int] = (0, 1),
 ) -> Iterator[Iterator[Batch]]:
     """Endless shuffled batches, for a `with` statement.
 
@@ -71,6 +79,7 @@ def train_batches(
         seed: of the order, within [0, 2**32).
         start_step: the step of the first batch.
         workers: processes that prepare batches; with 0 this one does.
+        part: (index, count): only rows [index·B/count, (index+1)·B/count) of each batch.
 
     Yields:
         An iterator of {"tokens": (B, T) int32, "targets": (B, T) int32}. On leaving the `with` statement, by whatever
@@ -94,7 +103,9 @@ def train_batches(
         )
         # No threads: the text lies in memory, and their buffer would be batches that nobody asked for.
         read_options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        dataset = indices[start_step:].map(windows).to_iter_dataset(read_options)
+        dataset = (
+            indices[start_step:].map(functools.partial(_rows, part=part)).map(windows).to_iter_dataset(read_options)
+        )
         if workers > 0:
             _parse_flags()
             options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
@@ -130,6 +141,12 @@ def validation_batches(tokens: np.ndarray, context_length: int, batch_size: int,
     last = full.pop()
     padding = ((0, missing), (0, 0))
     return [*full, {name: np.pad(last[name], padding, constant_values=value) for name, value in _PADDING.items()}]
+
+
+def _rows(batch: np.ndarray, part: tuple[int, int]) -> np.ndarray:
+    index, count = part
+    size = len(batch) // count
+    return batch[index * size : (index + 1) * size]
 
 
 def _parse_flags() -> None:
