@@ -64,12 +64,17 @@ def settled(config: Config) -> Config:
     return from_settings(typed_settings(load_file(Path(config.run_dir) / "config.yaml"))).resolve()
 
 
+def environment() -> dict[str, str]:
+    """Of a process of its own, on CPUs."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+
+
 def python(code: str, *arguments: str, **keywords) -> subprocess.CompletedProcess:
     """Runs Python code in a process of its own, in the repository's root."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,
