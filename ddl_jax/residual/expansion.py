@@ -1,12 +1,16 @@
 """From the embedding (B, T, d) to the first residual state (B, T, V, d)."""
 
 from flax import nnx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
 from ddl_jax.parameters import weight
-from ddl_jax.residual.channels import spread
+from pallas_kernels.rewrite.xla import over_channels
+from pallas_kernels.token_read.xla import along_tokens
+
+F32 = jnp.float32
 
 
 def delayed(x: Float[Array, "batch tokens *rest"], steps: int) -> Float[Array, "batch tokens *rest"]:
@@ -36,7 +40,30 @@ class ConvolutionExpansion(nnx.Module):
         self.taps = weight(identity)
 
     def __call__(self, embedding: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens channels width"]:
-        return sum(spread(delayed(embedding, steps), tap) for steps, tap in enumerate(self.taps[...]))
+        return _convolved(embedding, self.taps[...])
+
+
+@jax.custom_vjp
+def _convolved(e: Float[Array, "batch tokens width"], a: Float[Array, "taps channels width"]):
+    taps, channels, _ = a.shape
+    past = [delayed(e.astype(F32), s) for s in range(taps)]
+    # Channel by channel, as in `pallas_kernels.token_read.xla`.
+    return jnp.stack([sum(a[s, j] * past[s] for s in range(taps)) for j in range(channels)], axis=-2)
+
+
+def _convolved_backward(saved, d_state):
+    """de[t] = Σ_s Σ_j a_sj dX_j[t+s];  da_sj = Σ_t e[t−s] dX_j[t].
+
+    Written out to sum over the channels before the shift: what is shifted is V times smaller than the state.
+    """
+    e, a = saved
+    tokens = e.shape[1]
+    d_e = sum(along_tokens(over_channels(tap, d_state), 0, s)[:, s : s + tokens] for s, tap in enumerate(a))
+    d_a = [jnp.sum(delayed(e.astype(F32), s)[:, :, None] * d_state.astype(F32), axis=(0, 1)) for s in range(len(a))]
+    return d_e.astype(e.dtype), jnp.stack(d_a)
+
+
+_convolved.defvjp(lambda e, a: (_convolved(e, a), (e, a)), _convolved_backward)
 
 
 EXPANSIONS = {"repeat": RepeatExpansion, "convolution": ConvolutionExpansion}

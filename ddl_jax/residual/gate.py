@@ -4,12 +4,14 @@ import math
 
 from flax import nnx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import GateConfig
 from ddl_jax.linear import project
 from ddl_jax.parameters import bias, normal
+from ddl_jax.remat import PRODUCT
 
 
 class Gate(nnx.Module):
@@ -26,7 +28,10 @@ class Gate(nnx.Module):
     def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens"]:
         c = context.astype(jnp.float32)
         if self.hidden is not None:
-            c = project(c, self.hidden, "highest")
+            c = checkpoint_name(project(c, self.hidden, "highest"), PRODUCT)
             c = jnp.tanh(c if self.hidden_bias is None else c + self.hidden_bias[...])
-        logit = project(c, self.output, "highest") + self.bias[...]
-        return 2 * jax.nn.sigmoid(logit)
+        return self.of(checkpoint_name(project(c, self.output, "highest"), PRODUCT))
+
+    def of(self, product: Float[Array, "batch tokens"]) -> Float[Array, "batch tokens"]:
+        """β from the logit without its bias."""
+        return 2 * jax.nn.sigmoid(product + self.bias[...])

@@ -3,10 +3,13 @@
 from typing import Any
 
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ResidualConfig
+from ddl_jax.linear import project
+from ddl_jax.remat import PRODUCT
 from ddl_jax.residual import reversible
 from ddl_jax.residual.direction import DIRECTIONS
 from ddl_jax.residual.gate import Gate
@@ -49,10 +52,18 @@ class DeltaUpdate(nnx.Module):
         self.direction = DIRECTIONS[config.direction](config, width, rngs)
         self.value = Value(config.value, width, config.value_channels, rngs)
         self.gate = Gate(config.gate, width, rngs)
+        # Value and gate are both linear in the context.
+        self.joint = config.value.constant is None and config.value.source == "context" and config.gate.hidden == 0
 
     def edit(self, branch: Features, context: Features, x: Features):
         """h (B, T, d), v (B, T, V) and β (B, T)."""
-        return self.direction(branch, context), self.value(branch, context, x), self.gate(context)
+        h = self.direction(branch, context)
+        if not self.joint:
+            return h, self.value(branch, context, x), self.gate(context)
+        # One pass over the context, and one over its gradient, for both.
+        weights = jnp.concatenate([self.value.weight[...], self.gate.output[...][None]])
+        products = checkpoint_name(project(context.astype(jnp.float32), weights.T, "highest"), PRODUCT)
+        return h, self.value.of(products[..., :-1]), self.gate.of(products[..., -1])
 
     def _options(self) -> dict[str, Any]:
         kernel = {"implementation": self.kernel, "token_axes": self.token_axes}

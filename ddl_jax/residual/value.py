@@ -2,12 +2,14 @@
 
 from flax import nnx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.config import ValueConfig
 from ddl_jax.linear import project
 from ddl_jax.parameters import bias, normal
+from ddl_jax.remat import PRODUCT
 
 
 class Value(nnx.Module):
@@ -35,7 +37,10 @@ class Value(nnx.Module):
         if config.constant is not None:
             return jnp.full((*context.shape[:-1], self.channels), config.constant, jnp.float32)
         source = {"context": context, "read": read, "branch": branch}[config.source]
-        logits = project(source.astype(jnp.float32), self.weight[...].T, "highest")
-        if config.bias:
-            logits = logits + self.bias[...]
+        return self.of(checkpoint_name(project(source.astype(jnp.float32), self.weight[...].T, "highest"), PRODUCT))
+
+    def of(self, product: Float[Array, "batch tokens channels"]) -> Float[Array, "batch tokens channels"]:
+        """v from W source."""
+        config = self.config
+        logits = product + self.bias[...] if config.bias else product
         return config.scale * (jax.nn.sigmoid(logits) if config.activation == "sigmoid" else logits)
