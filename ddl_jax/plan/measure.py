@@ -1,5 +1,6 @@
 """What one configuration will need, as a dictionary of plain numbers: the document that `ddl plan --json` prints."""
 
+import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
@@ -58,7 +59,7 @@ def measure(config: Config, devices: int, compiled: Callable[[Config], Step], fi
         "executed_flops_per_token": devices * sum(step.cost.flops.values()) / tokens,
         "peak_bytes_per_device": step.peak_bytes,
         "peak_bytes_by_kind": by_kind(step),
-        "saved_arrays": [str(array) for array in sorted(step.saved, key=lambda array: -array.bytes)],
+        "saved_arrays": _saved(step),
         "fits": step.peak_bytes <= h200.MEMORY,
         "hbm_bytes_per_step": step.cost.bytes,
         "hbm_bytes_by_kind": step.cost.bytes_by_kind(),
@@ -70,10 +71,22 @@ def measure(config: Config, devices: int, compiled: Callable[[Config], Step], fi
         "cache_bytes": sum(caches.values()),
         "cache_bytes_by_kind": caches,
         "kernels": step.kernels,
+        "attention": step.attention,
+        "remat": model.remat,
+        "backward": model.residual.backward,
+        "compute_dtype": model.compute_dtype,
+        "state_dtype": model.state_dtype,
         "compile_seconds": step.seconds,
         "published": published(model),
     }
     return result | _largest(config, step, compiled, fitted)
+
+
+def _saved(step: Step) -> dict[str, int]:
+    """What is saved for backward: bytes by type, such as `2 x bf16[12,8,1024,768]`, the most first."""
+    counts = collections.Counter(step.saved)
+    arrays = sorted(counts, key=lambda array: -counts[array] * array.bytes)
+    return {f"{counts[a]} x {a}" if counts[a] > 1 else str(a): counts[a] * a.bytes for a in arrays}
 
 
 def ratios(result: dict[str, Any], baseline: dict[str, Any]) -> dict[str, float]:

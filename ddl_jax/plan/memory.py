@@ -22,14 +22,20 @@ class Line(NamedTuple):
         return max(0, int((MEMORY - self.fixed) // self.each))
 
 
-def by_kind(step: Step) -> dict[str, int]:
+def by_kind(step: Step) -> dict[str, int | None]:
     """The peak memory of a step, split.
 
     Returns:
-        `parameters`, `optimizer`, `saved` (for backward) and `rest`: gradients, activations in flight, temporaries.
+        `parameters`, `optimizer`, `saved` for backward (None where layers are not scanned over: then nothing tells it
+        apart) and `rest`: gradients, activations in flight, temporaries.
     """
-    kinds = {"parameters": step.parameter_bytes, "optimizer": step.optimizer_bytes, "saved": step.saved_bytes}
-    return kinds | {"rest": step.peak_bytes - sum(kinds.values())}
+    known = step.parameter_bytes + step.optimizer_bytes + step.saved_bytes
+    return {
+        "parameters": step.parameter_bytes,
+        "optimizer": step.optimizer_bytes,
+        "saved": step.saved_bytes or None,
+        "rest": step.peak_bytes - known,
+    }
 
 
 def line_by_formula(config: Config, step: Step) -> Line:

@@ -14,7 +14,7 @@ from ddl_jax.errors import InputError
 from ddl_jax.residual.kernels import explain
 from ddl_jax.training.sharding import make_mesh, placed_batch, placed_state
 from ddl_jax.training.step import make_train_step, model_graph
-from ddl_jax.transformer.auto import with_dtypes
+from ddl_jax.transformer.auto import explain_attention, with_dtypes
 from pallas_kernels import hopper
 from pallas_kernels.hopper.program import Array
 from pallas_kernels.hopper.stacks import stacks
@@ -37,6 +37,7 @@ class Step:
             over.
         parameters: their number, on all devices together.
         kernels: which implementation the stream's operations have, and why.
+        attention: which implementation attention has, and why.
         seconds: that tracing and compiling took.
     """
 
@@ -47,6 +48,7 @@ class Step:
     saved: tuple[Array, ...]
     parameters: int
     kernels: str
+    attention: str
     seconds: float
 
     @property
@@ -113,6 +115,7 @@ def compiled_step(config: Config, devices: Sequence[jax.Device]) -> Step:
         saved=tuple(stacks(program)),
         parameters=sum(leaf.size for leaf in jax.tree.leaves(state.parameters)),
         kernels=explain(config.model.residual, config.model.width, devices),
+        attention=explain_attention(config.model, devices),
         seconds=time.perf_counter() - started,
     )
 

@@ -1,6 +1,5 @@
 """What `ddl plan` prints for people: one configuration in detail, or several in a table, also as Markdown."""
 
-import collections
 from collections.abc import Iterable, Sequence
 import os
 from typing import Any
@@ -42,10 +41,21 @@ def show_one(result: Result, baseline: Result, console: Console) -> None:
     fits = "fits" if result["fits"] else "does not fit"
     console.print(f"It {fits} into {h200.MEMORY / 1e9:.0f} GB. Bound by: {LIMITS[result['bound']]}.", highlight=False)
     console.print(f"Largest micro-batch: from {result['largest_microbatch_source']}.", highlight=False)
-    if result["kernels"]:
-        console.print(f"The stream's operations: {result['kernels']}.", highlight=False)
+    for line in _settings(result):
+        console.print(line, highlight=False)
     if result["published"]:
-        console.print(f"Published: {_published(result)}. {source()}", highlight=False)
+        console.print(f"Published: {_published(result)} ({source()}).", highlight=False)
+
+
+def _settings(result: Result) -> Iterable[str]:
+    """What was decided, and what it keeps for backward."""
+    stream = f"; the stream's operations: {result['kernels']}" if result["kernels"] else ""
+    dtypes = f"{result['compute_dtype']} products, {result['state_dtype']} state"
+    yield f"Attention: {result['attention']}{stream}; {dtypes}."
+    state = f", residual.backward: {result['backward']}" if result["backward"] else ""
+    total = result["peak_bytes_by_kind"]["saved"]
+    shown = [f"{name} {_gigabytes(moved)}" for name, moved in result["saved_arrays"].items() if moved > total / 50]
+    yield f"Kept for backward with remat: {result['remat']}{state}: " + (", ".join(shown) or "not known without a scan")
 
 
 def _details(result: Result, baseline: Result) -> Iterable[tuple[str, str, str, str]]:
@@ -86,23 +96,21 @@ def show_moved(result: Result, parts: Sequence[hopper.Part], console: Console) -
     table = Table(box=None, pad_edge=False)
     for title in ("runs", "GB"):
         table.add_column(title, justify="right")
-    for title, width in (("instruction", 24), ("makes", 28), ("from", 28)):
+    for title, width in (("instruction", 22), ("makes", 26), ("from", 34)):
         table.add_column(title, no_wrap=True, width=width)
     for part in parts:
         table.add_row(str(part.runs), f"{part.bytes / 1e9:,.2f}", part.name, part.shape, _end(part.path))
     console.print(table)
-    saved = collections.Counter(result["saved_arrays"])
-    if saved:
-        arrays = ", ".join(f"{count} x {array}" if count > 1 else array for array, count in saved.items())
-        console.print(f"saved for backward: {arrays}", highlight=False)
 
 
 def _end(path: str) -> str:
-    return "/".join(part for part in path.split("/")[-3:] if part not in ("body", "eval_jaxpr", "while"))
+    """The end of where an instruction comes from, and of which pass it is."""
+    phase = "backward: " if "transpose(" in path else "forward: " if "jvp(" in path else ""
+    return phase + "/".join(part for part in path.split("/")[-2:] if part not in ("body", "eval_jaxpr", "while"))
 
 
 TITLES = (
-    "configuration", "parameters", "GFLOP a token", "peak memory, GB", "moved, GB", "least time, ms", "micro-batch",
+    "configuration", "size", "GFLOP a token", "peak memory, GB", "moved, GB", "least time, ms", "fits",
     "paper: memory / speed",
 )  # fmt: skip
 
@@ -125,10 +133,11 @@ def _rows(results: Sequence[Result]) -> Iterable[tuple[str, ...]]:
 
 def show_several(results: Sequence[Result], console: Console) -> None:
     """Several configurations, one a line."""
+    rows = list(_rows(results))
     table = Table(Column(TITLES[0], overflow="fold"), box=None, pad_edge=False)
-    for title in TITLES[1:]:
-        table.add_column(title, justify="right", min_width=max(map(len, title.split())))
-    for row in _rows(results):
+    for title, *cells in list(zip(TITLES, *rows, strict=True))[1:]:
+        table.add_column(title, justify="right", min_width=max(map(len, [*title.split(), *cells])))
+    for row in rows:
         table.add_row(*row)
     console.print(table)
     for line in _notes(results):
@@ -149,9 +158,9 @@ def _notes(results: Sequence[Result]) -> Iterable[str]:
     yield "In brackets: ratios to the same with kind: additive, for the time that of speeds. No time was measured."
     for config in (result["config"] for result in results if not result["fits"]):
         yield f"{config} does not fit into {h200.MEMORY / 1e9:.0f} GB."
-    yield f"Micro-batch: the largest that fits, from {results[0]['largest_microbatch_source']}."
+    yield f"Fits: the largest micro-batch that does, from {results[0]['largest_microbatch_source']}."
     if any(result["published"] for result in results):
-        yield f"Paper: {source()}"
+        yield f"Paper: {source()}."
 
 
 def _devices(result: Result) -> str:

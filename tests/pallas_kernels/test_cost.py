@@ -11,6 +11,7 @@ from pallas_kernels.hopper.accesses import Accesses
 from pallas_kernels.hopper.cost import cost
 from pallas_kernels.hopper.custom_calls import UnknownCustomCall, known_kernels
 from pallas_kernels.hopper.program import Array, parse
+from pallas_kernels.hopper.stacks import stacks
 from tests.h200 import needs_compiler
 from tests.quick import QUICK
 
@@ -89,6 +90,21 @@ def test_a_stack_that_is_read_later_cannot_be_written_to_in_place():
     text = LOOP.replace("tuple(%i, %next, %stack, %filled)", "tuple(%i, %next, %out, %filled)") + KNOWN
     counted = cost(parse(text))
     assert counted.bytes == 6 * (INDEX + VECTOR + VECTOR + 6 * VECTOR + VECTOR + 6 * VECTOR)
+
+
+def test_what_one_loop_stacks_up_and_a_later_one_reads():
+    """The second loop takes apart what the first one filled, and hands on what it stacks up itself."""
+    assert stacks(parse(LOOP + KNOWN)) == []
+    first = LOOP[LOOP.index("ENTRY") :].replace("ROOT %loop", "%loop") + KNOWN.removesuffix("}\n")
+    second = """
+  %filled = f32[6,32]{1,0} get-tuple-element(%loop), index=3
+  %moved = f32[6,32]{0,1} copy(%filled)
+  %last = f32[32]{0} get-tuple-element(%loop), index=1
+  %begin = (s32[], f32[32]{0}, f32[6,32]{0,1}, f32[6,32]{1,0}) tuple(%i, %last, %moved, %stack)
+  ROOT %back = (s32[], f32[32]{0}, f32[6,32]{0,1}, f32[6,32]{1,0}) while(%begin), condition=%more, body=%body, """
+    program = parse(LOOP[: LOOP.index("ENTRY")] + first + second + KNOWN)
+    assert stacks(program) == [Array("f32", (6, 32))]
+    assert [part.name for part in cost(program).parts] == ["fused", "moved", "fused"]
 
 
 def test_an_operation_on_its_own():

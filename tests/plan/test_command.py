@@ -1,16 +1,19 @@
 """`ddl plan`: the documents and tables, the refusals, and the paper's small models compiled for H200s."""
 
+import contextlib
+import io
 import json
 
-import jax
 import pytest
 
 from ddl_jax import plan
+from ddl_jax.config import Config, TransformerConfig
 from ddl_jax.errors import InputError
 from ddl_jax.plan import program
-from pallas_kernels import h200, hopper
-from pallas_kernels.hopper import target
+from pallas_kernels import h200
+from pallas_kernels.hopper import UnknownCustomCall, target
 from tests.h200 import needs_compiler
+from tests.quick import QUICK
 
 CONTRACT = {
     "parameters", "flops_per_token", "peak_bytes_per_device", "hbm_bytes_per_step", "collective_bytes_per_step",
@@ -21,6 +24,8 @@ TINY = [
     "--model.vocab_size", "256", "--training.unroll", "1", "--training.batch_size", "8",
 ]  # fmt: skip
 CC = ["--config", "configs/quickstart.yaml", *TINY]
+FILES = ["configs/small/baseline.yaml", "configs/small/cc.yaml"]
+EIGHT = ["--training.batch_size", "8", "--training.microbatch_size", "8"]
 
 
 def run(capsys, *arguments: str) -> str:
@@ -31,21 +36,16 @@ def run(capsys, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def small():
     """The paper's small baseline and CC, at eight sequences per GPU, compiled in one call."""
-    import contextlib
-    import io
-
     output = io.StringIO()
-    files = ["configs/small/baseline.yaml", "configs/small/cc.yaml"]
-    sizes = ["--training.batch_size", "8", "--training.microbatch_size", "8"]
     with contextlib.redirect_stdout(output):
-        assert plan.main([*files, *sizes, "--json"]) == 0
+        assert plan.main([*FILES, *EIGHT, "--json"]) == 0
     return json.loads(output.getvalue())
 
 
 @needs_compiler
 def test_the_papers_small_models(small):
     baseline, cc = small
-    assert [result["config"] for result in small] == ["configs/small/baseline.yaml", "configs/small/cc.yaml"]
+    assert [result["config"] for result in small] == FILES
     assert all(result.keys() >= CONTRACT for result in small)
     # By hand: embedding 50304·768; a layer's 4·768² + 3·768·2048 and gains 2·768 + 2·128; the last gain.
     assert baseline["parameters"] == 50304 * 768 + 12 * (4 * 768**2 + 3 * 768 * 2048 + 2 * 768 + 2 * 128) + 768
@@ -67,12 +67,14 @@ def test_the_papers_small_models(small):
     # Memory: 24 states of 4 channels in place of none are the least that backward needs of the stream.
     states = 24 * cc["state_bytes"]
     assert cc["peak_bytes_by_kind"]["saved"] - baseline["peak_bytes_by_kind"]["saved"] >= states
-    assert baseline["saved_arrays"] and sum("[12,8,1024,4,768]" in array for array in cc["saved_arrays"]) == 2
-    # The kernels' floor is the least that the state's edits can move; the whole is what the README promises.
+    assert "2 x bf16[12,8,1024,4,768]" in cc["saved_arrays"]
+    assert all(sum(r["saved_arrays"].values()) == r["peak_bytes_by_kind"]["saved"] for r in small)
+    # The kernels' floor is the least that the state's edits can move.
     floor = 24 * (10 + 15) * 8 * 1024 * 768 * 2
     kernels = sum(moved for kind, moved in cc["hbm_bytes_by_kind"].items() if kind.startswith("kernel"))
     assert floor <= kernels < 1.1 * floor
-    assert cc["baseline_ratio"]["hbm_bytes_per_step"] < 1.25
+    assert 1 < cc["baseline_ratio"]["hbm_bytes_per_step"] < 1.3
+    assert cc["kernels"] == "Pallas (Hopper)"
     assert cc["published"]["memory_factor"] == 1.05
 
 
@@ -81,52 +83,58 @@ def test_one_configuration_is_one_object_beside_its_baseline(capsys):
     result = json.loads(run(capsys, *CC, "--devices", "4", "--training.microbatch_size", "2", "--json"))
     assert result.keys() >= CONTRACT
     assert result["config"] == "configs/quickstart.yaml"
-    assert result["kernels"] == "Pallas (Hopper)"
-    # Each of four devices sends 3/4 of its gradients twice; loss, count and norms are a few numbers.
-    gradients = 4 * result["parameters"]
-    assert result["collective_bytes_per_step"] == pytest.approx(2 * 3 / 4 * gradients, rel=1e-3)
+    # Each of four devices sends 3/4 of its gradients twice, those of bfloat16 products perhaps as bfloat16; loss, count
+    # and norms are a few numbers.
+    sent = 2 * 3 / 4 * 4 * result["parameters"]
+    assert sent / 2 <= result["collective_bytes_per_step"] <= 1.001 * sent
     assert result["seconds_by_limit"]["network"] == result["collective_bytes_per_step"] / h200.NVLINK
     assert result["baseline_ratio"]["parameters"] > 1
     assert (result["batch_size"], result["microbatch_size"], result["devices"]) == (8, 2, 4)
 
 
 @needs_compiler
-def test_tables(capsys):
-    detail = run(capsys, *CC, "--verbose")
-    assert "saved for backward" in detail and "kernel rewrite_and_read_backward" in detail
-    files = ["configs/bench/baseline.yaml", "configs/bench/cc.yaml"]
-    options = [*TINY, "--model.head_dim", "64"]
-    table = run(capsys, *files, *options)
-    assert [line.split()[0] for line in table.splitlines() if line.startswith(("baseline ", "cc "))] == [
-        "baseline",
-        "cc",
-    ]
+def test_tables(small, capsys):
+    """Of what is compiled already."""
+    detail = run(capsys, "--config", FILES[1], *EIGHT, "--verbose")
+    assert "Kept for backward with remat: none, residual.backward: saved: " in detail
+    assert "2 x bf16[12,8,1024,4,768]" in detail.replace("\n", " ")
+    assert f"{small[1]['parameters'] / 1e6:.2f} M" in detail and f"{small[0]['parameters'] / 1e6:.2f} M" in detail
+    assert "kernel rewrite_and_read_backward" in detail and "the baseline's memory at 0.77 of its speed" in detail
+    table = run(capsys, *FILES, *EIGHT)
+    names = [line.split()[0] for line in table.splitlines() if line.startswith(("baseline ", "cc "))]
+    assert names == ["baseline", "cc"]
     assert max(map(len, (detail + table).splitlines())) <= 100
-    markdown = run(capsys, *files, *options, "--markdown")
-    assert [line.count("|") for line in markdown.splitlines()[:4]] == [9] * 4
-    assert "| cc | " in markdown
+    markdown = run(capsys, *FILES, *EIGHT, "--markdown").splitlines()
+    assert [line.count("|") for line in markdown[:4]] == [9] * 4
+    assert markdown[3].startswith("| cc | 123.8 M | ") and markdown[3].endswith(" | 1.05 / 0.77 |")
 
 
 @needs_compiler
 def test_fit_is_checked_by_a_compilation(capsys, monkeypatch):
-    monkeypatch.setattr("ddl_jax.plan.memory.MEMORY", 40e6)  # a few dozen of these sequences
-    result = json.loads(run(capsys, *CC, "--training.microbatch_size", "4", "--fit", "--json"))
-    peaks, largest = dict(result["fit"]["peaks"]), result["largest_microbatch"]
-    assert len(peaks) >= 3 and largest > 4
-    assert peaks[largest] <= 40e6
-    assert peaks[largest] + 1.5 * (peaks[4] - peaks[2]) / 2 > 40e6  # there is no room for two more
-    assert result["fit"]["predicted_peak_bytes"] == pytest.approx(peaks[largest], rel=0.1)
+    monkeypatch.setattr("ddl_jax.plan.memory.MEMORY", 40e6)  # a dozen of these sequences
+    monkeypatch.setattr("ddl_jax.plan.memory.ATTEMPTS", 1)
+    monkeypatch.setattr(program, "OPTIONS", program.OPTIONS | QUICK)
+    plain = ["configs/bench/baseline.yaml", *TINY, "--model.head_dim", "64", "--training.microbatch_size", "4"]
+    result = json.loads(run(capsys, *plain, "--fit", "--json"))
+    (a, first), (b, second), (third, peak) = result["fit"]["peaks"]
+    each = (second - first) / (b - a)
+    assert (a, b, third) == (2, 4, int((40e6 - first + 2 * each) // each))
+    assert result["largest_microbatch"] == (third if peak <= 40e6 else 4)
+    assert result["fit"]["predicted_peak_bytes"] == pytest.approx(first + (result["largest_microbatch"] - 2) * each)
+    # So small a program's memory is no straight line: not all that it takes grows with the micro-batch.
+    assert peak == pytest.approx(40e6, rel=0.5)
 
 
 @needs_compiler
 def test_a_call_that_cannot_be_counted_gives_no_totals(capsys, monkeypatch):
-    monkeypatch.setattr(hopper, "known_kernels", lambda jaxpr: {})
-    program.compiled_step.cache_clear()
-    assert plan.main([*CC, "--model.layers", "1"]) == 1
+    def compiled_step(config, devices):
+        raise UnknownCustomCall("the program calls 'strange' (call.7), whose bytes are not known")
+
+    monkeypatch.setattr(program, "compiled_step", compiled_step)
+    assert plan.main(CC) == 1
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err.count("\n") == 1
-    assert output.err.startswith("no totals: the program calls the kernel 'rewrite_and_read")
+    assert output.err == "no totals: the program calls 'strange' (call.7), whose bytes are not known\n"
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -155,9 +163,6 @@ def test_a_missing_extra_says_what_to_install(monkeypatch):
 
 
 def test_planning_leaves_dtypes_to_the_gpu():
-    from ddl_jax.config import Config, TransformerConfig
-
     settled = program.settled(Config(model=TransformerConfig(state_dtype="float32")).resolve())
     assert (settled.model.compute_dtype, settled.model.state_dtype) == ("bfloat16", "float32")
     assert settled.model.vocab_size == 320  # 257 of the bytes, rounded up
-    assert jax.default_backend() != "gpu" or settled

@@ -67,6 +67,8 @@ def test_by_formula_from_one_compilation():
     assert line == (4 * GB, 17 * GB / 8)
     assert line.largest() == int(137 / (17 / 8))
     assert by_kind(step) == {"parameters": GB, "optimizer": 2 * GB, "saved": 13 * GB, "rest": 5 * GB}
+    step.saved_bytes = 0  # no loop over layers
+    assert by_kind(step) == {"parameters": GB, "optimizer": 2 * GB, "saved": None, "rest": 18 * GB}
 
 
 @pytest.mark.parametrize("size, batch", [(8, 24), (5, 15)])
