@@ -125,7 +125,9 @@ def on_each_device(function: Callable, mesh: Mesh | None, *, gradient: bool) -> 
 
     def summed(leaf):
         divided = divided_here(leaf) if isinstance(leaf, nnx.Variable) else {}
-        axes = tuple(name for name in BATCH_AXES if name not in divided)  # over fsdp it is summed already
+        axes = tuple(
+            name for name in BATCH_AXES if _here(name) and name not in divided
+        )  # over fsdp it is summed already
         return jax.tree.map(lambda array: jax.lax.psum(array, axes), leaf)
 
     def part(parameters, batch):

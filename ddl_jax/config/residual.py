@@ -86,7 +86,8 @@ class ResidualConfig:
         shared_reader: one reader for the attention and MLP sublayers of a block (set by the preset).
         epsilon: the guard in k = h / sqrt(‖h‖² + ε²) (1e-5).
         backward: what backward does for the states between sublayers: keeps them all (`saved`), or walks back from the
-            last one, undoing each edit (`reversible`; for kinds with an update, default `saved`).
+            last one, undoing each edit (`reversible`, the default of kinds with an update). A stream that is read and
+            written one sublayer at a time keeps them.
         kernel: what computes writes and token reads: `pallas` (on a CPU interpreted, slow), `xla`, or `auto`: Pallas
             where the program is compiled for a Hopper GPU and the kernels take the state, else XLA. The additive kinds
             write with XLA.
@@ -172,7 +173,7 @@ class ResidualConfig:
         return filled(config, reader_form=preset["reader_form"])
 
     def _resolve_update(self, width: int, path: str, preset: dict[str, dict[str, Any]]) -> "ResidualConfig":
-        config = filled(self, direction="sublayer", epsilon=1e-5, backward="saved")
+        config = filled(self, direction="sublayer", epsilon=1e-5, backward="reversible")
         # Below 1e-18, ε² vanishes in float32 and a zero branch divides by zero.
         require_between(config, path, "epsilon", 1e-18, 1.0, " (the paper uses 1e-5)")
         sublayer = config.direction == "sublayer"

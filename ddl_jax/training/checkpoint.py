@@ -11,6 +11,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from ddl_jax.errors import RunError
+from ddl_jax.training.distributed import together, writes
 
 KEPT = 3  # newest checkpoints that stay on disk
 
@@ -62,6 +63,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
+        if isinstance(error, RunError) and jax.process_count() > 1:
+            return  # the storage of this process may wait for that of another, which has failed
         try:
             self._manager.close()
         except Exception:
@@ -95,6 +98,11 @@ class Checkpoints:
             self._watch.join()
         self.check()
 
+    @property
+    def failed(self) -> bool:
+        """Whether a save has failed, also one in the background."""
+        return self._failure is not None
+
     def check(self) -> None:
         """Raises RunError if a save has failed, also one in the background."""
         if self._failure is not None:
@@ -122,29 +130,34 @@ class Checkpoints:
         damaged: list[tuple[int, str]] = []
         for step in steps:
             try:
-                restored = self._manager.restore(
-                    step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-                )
-                state = jax.block_until_ready(restored["state"])
-            except Exception as error:  # whatever the storage underneath raises on damaged files
-                damaged.append((step, _reason(error)))
+                state = together(lambda step=step: self._read(step, abstract))
+            except RunError as error:
+                damaged.append((step, str(error)))
                 continue
             for bad, reason in damaged:
                 self._say(f"checkpoint {bad} cannot be read, falling back to checkpoint {step}: {reason}")
-                self._set_aside(bad)
+                together(lambda bad=bad: self._set_aside(bad))
             return state
         if damaged:
             step, reason = damaged[0]
             raise RunError(f"none of the checkpoints in {self._directory} can be read; the newest, {step}: {reason}")
         return None
 
+    def _read(self, step: int, abstract):
+        try:
+            restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
+            return jax.block_until_ready(restored["state"])
+        except Exception as error:  # whatever the storage underneath raises on damaged files
+            raise RunError(_reason(error)) from error
+
     def _set_aside(self, step: int) -> None:
-        damaged = self._directory.parent / "damaged_checkpoints"
-        damaged.mkdir(exist_ok=True)
-        target = damaged / str(step)
-        count = 1
-        while target.exists():
-            count += 1
-            target = damaged / f"{step}-{count}"
-        shutil.move(self._directory / str(step), target)
+        if writes():
+            damaged = self._directory.parent / "damaged_checkpoints"
+            damaged.mkdir(exist_ok=True)
+            target = damaged / str(step)
+            count = 1
+            while target.exists():
+                count += 1
+                target = damaged / f"{step}-{count}"
+            shutil.move(self._directory / str(step), target)
         self._manager.reload()

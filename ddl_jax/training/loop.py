@@ -19,10 +19,13 @@ from ddl_jax.stop import StopRequest
 from ddl_jax.training.checkpoint import Checkpoints
 from ddl_jax.training.clock import Clock
 from ddl_jax.training.display import Display, SteadyConsole, duration
+from ddl_jax.training.distributed import FAILED as SAVE_FAILED
+from ddl_jax.training.distributed import GO_ON, STOP, Agreement, anywhere, first_then_others, join, together, writes
 from ddl_jax.training.health import Health
 from ddl_jax.training.metrics import MetricsLog
-from ddl_jax.training.run_directory import RunDirectory
-from ddl_jax.training.step import Batch, TrainState, init_state, make_evaluation_step, make_train_step, model_graph
+from ddl_jax.training.run_directory import RunDirectory, RunFolder
+from ddl_jax.training.sharding import first_state, make_mesh, place_batch, place_rows, placed_batch, placed_state, rows
+from ddl_jax.training.step import Batch, TrainState, make_evaluation_step, make_train_step, model_graph
 from ddl_jax.transformer.auto import explain_attention, with_dtypes
 from ddl_jax.transformer.costs import flops_per_token
 
@@ -46,8 +49,11 @@ def train(config: Config, stop: StopRequest | None = None) -> int:
     try:
         with contextlib.ExitStack() as stack:
             stop = stack.enter_context(StopRequest()) if stop is None else stop
-            run = stack.enter_context(RunDirectory(config))
-            return _Run(config, run, stop, SteadyConsole(highlight=False, soft_wrap=True)).train()
+            join(config.distributed)
+            folder = RunDirectory if writes() else RunFolder
+            run = first_then_others(lambda: stack.enter_context(folder(config)))
+            console = SteadyConsole(highlight=False, soft_wrap=True, quiet=not writes())
+            return _Run(config, run, stop, console).train()
     except Diverged as error:
         print(f"diverged: {error}", file=sys.stderr)
         return DIVERGED
@@ -55,35 +61,43 @@ def train(config: Config, stop: StopRequest | None = None) -> int:
         print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
         return FAILED
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise
         reason = " ".join(str(error).split())[:200]
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            if jax.process_count() == 1:
+                raise
+            print(
+                f"failed: another process has ended, or cannot be reached; see what it said ({reason})", file=sys.stderr
+            )
+            return FAILED
         print(f"failed: out of memory; try a smaller training.microbatch_size ({reason})", file=sys.stderr)
         return FAILED
 
 
 class _Run:
-    def __init__(self, config: Config, run: RunDirectory, stop: StopRequest, console: Console):
+    def __init__(self, config: Config, run: RunFolder, stop: StopRequest, console: Console):
         self.run, self.stop, self.console = run, stop, console
-        config, devices = run.settle(config), jax.devices()
+        config = together(lambda: run.settle(config))
+        self.mesh = make_mesh(config)
+        config, devices = config.on(self.mesh.size), list(self.mesh.devices.flat)
         config = dataclasses.replace(config, model=with_dtypes(config.model, devices))
         self.attention = explain_attention(config.model, devices)
         self.kernels = explain(config.model.residual, config.model.width)
-        self.corpus = prepare(config.data, config.model.context_length, run.path)
+        # A tokenizer that is trained here is trained by process 0.
+        self.corpus = first_then_others(lambda: prepare(config.data, config.model.context_length, run.path))
         model = config.model.with_vocabulary(self.corpus.tokenizer.vocab_size)
         self.config = dataclasses.replace(config, model=model)
-        run.begin(self.config, self.corpus)
+        first_then_others(lambda: run.begin(self.config, self.corpus))
 
     def train(self) -> int:
         config, say = self.config, self.console.print
-        if self.stop:
+        if anywhere(bool(self.stop)):
             say("Stopped on request before the first step.")
             return STOPPED
         self.graph = model_graph(config, jax.devices())
         with Checkpoints(self.run.checkpoints, say) as self.checkpoints:
-            state = self.checkpoints.restore(abstract_state(config))
+            state = self.checkpoints.restore(placed_state(config, self.mesh))
             if state is None:
-                state = jax.jit(lambda: init_state(config))()
+                state = first_state(config, self.mesh)
             start = int(state.step)
             self._greet(state, start)
             if start >= config.training.steps:
@@ -93,7 +107,7 @@ class _Run:
                 if self.log.redone:
                     say(f"{self.log.redone} logged steps after step {start} are done again; see metrics_redone.jsonl.")
                 code, step = self._loop(state, start)
-            self.checkpoints.wait()
+            together(self.checkpoints.wait)
         if code == STOPPED:
             say(f"Stopped on request; step {step} is saved. The same command goes on from there.")
         else:
@@ -101,7 +115,7 @@ class _Run:
         return code
 
     def _loop(self, state: TrainState, start: int) -> tuple[int, int]:
-        config, training = self.config, self.config.training
+        config, training, mesh = self.config, self.config.training, self.mesh
         validation = [
             Batch(**batch)
             for batch in validation_batches(
@@ -110,18 +124,23 @@ class _Run:
         ]
         with self.console.status("compiling the training step …"):
             begun = time.monotonic()
-            train_step = jax.jit(make_train_step(self.graph, config), donate_argnums=0)
-            train_step = train_step.lower(state, validation[0]).compile()
+            train_step = jax.jit(make_train_step(self.graph, config, mesh), donate_argnums=0)
+            train_step = train_step.lower(state, placed_batch(config, mesh)).compile()
         self.console.print(f"Compiled in {duration(time.monotonic() - begun)}.")
-        nats = jax.jit(make_evaluation_step(self.graph, config))
+        evaluate = jax.jit(make_evaluation_step(self.graph, config, mesh))
         byte_lengths = np.zeros(config.model.vocab_size, np.int64)
         byte_lengths[: self.corpus.tokenizer.vocab_size] = self.corpus.tokenizer.byte_lengths
 
         health = Health(kept=self._kept)
         batches = train_batches(
-            self.corpus.train, config.model.context_length, training.batch_size, config.seed, start, config.data.workers
-        )
+            self.corpus.train, config.model.context_length, training.batch_size, config.seed, start,
+            config.data.workers, part=rows(config, mesh),
+        )  # fmt: skip
+        agree = Agreement(mesh)
         step = start
+
+        def nats(parameters, batch: Batch):
+            return evaluate(parameters, place_batch(batch, mesh))
 
         def save() -> None:
             health.settle()
@@ -131,12 +150,17 @@ class _Run:
             self.checkpoints.save(step, state)
 
         with batches as batches, Display(training.steps, start, self.console) as display:
-            clock = Clock(config, start, state.step.devices())
-            while step < training.steps and not self.stop:
-                state, metrics = train_step(state, Batch(**next(batches)))
+            clock = Clock(config, start, list(mesh.devices.flat))
+            while step < training.steps:
+                said = agree(SAVE_FAILED if self.checkpoints.failed else STOP if self.stop else GO_ON)
+                if said == SAVE_FAILED:
+                    self.checkpoints.check()
+                    raise RunError("another process could not save its part of a checkpoint; see what it said")
+                if said == STOP:
+                    break
+                state, metrics = train_step(state, place_rows(Batch(**next(batches)), config, mesh))
                 step += 1
                 health.observe(step, metrics)
-                self.checkpoints.check()
                 display.advance(step)
                 last = step == training.steps
                 evaluates = last or step % training.evaluate_every == 0
@@ -165,9 +189,12 @@ class _Run:
         return "no checkpoint had been saved yet" if newest is None else f"the last good checkpoint is step {newest}"
 
     def _greet(self, state: TrainState, start: int) -> None:
-        config, corpus, device = self.config, self.corpus, jax.devices()[0]
+        config, corpus, device, mesh = self.config, self.corpus, jax.devices()[0], self.config.mesh
         model, residual = config.model, config.model.residual
         parameters = sum(leaf.size for leaf in jax.tree.leaves(state.parameters))
+        local, count = jax.local_device_count(), jax.process_count()
+        processes = f"\nProcess {jax.process_index()} of {count}, with {local} of {self.mesh.size} devices"
+        processes = processes if count > 1 else ""
         kernels = f"Kernels: {self.kernels}\n" if self.kernels else ""
         shape = f"{model.layers} layers, width {model.width}, V = {residual.value_channels}"
         reader = "" if residual.reader == "identity" else f", {residual.reader} reader"
@@ -178,6 +205,8 @@ class _Run:
             f"{corpus.train_units:,} {corpus.unit}, {len(corpus.validation):,} tokens in "
             f"{corpus.validation_units:,} held out\n"
             f"Device: {device.device_kind}, compute {model.compute_dtype}, state {model.state_dtype}\n"
+            f"Mesh: data {mesh.data} × fsdp {mesh.fsdp} × tensor {mesh.tensor}; {config.training.microbatch_size} "
+            f"sequences at a time on each device{processes}\n"
             f"Attention: {self.attention}\n"
             f"{kernels}Run directory: {self.run.path}" + (f", resumed at step {start}" if start else "")
         )
@@ -195,10 +224,3 @@ class _Run:
             "  --model.residual.reader token           TC: the reader sees earlier tokens, too\n"
             "What a variant costs: python -m ddl_jax bench configs/bench/baseline.yaml configs/bench/cc.yaml"
         )
-
-
-def abstract_state(config: Config) -> TrainState:
-    """Shapes, dtypes and placement of the training state, for restoring one."""
-    placed = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = jax.eval_shape(lambda: init_state(config))
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), shapes)

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from ddl_jax.training.run_directory import RunDirectory
+from ddl_jax.training.run_directory import RunFolder
 
 
 class MetricsLog:
@@ -12,11 +12,11 @@ class MetricsLog:
         redone: lines of steps after `start_step` that an earlier start had logged, and that were set aside.
     """
 
-    def __init__(self, run: RunDirectory, start_step: int):
+    def __init__(self, run: RunFolder, start_step: int):
         self.redone = run.keep_metrics_up_to(start_step)
         self._run = run
         self._board = None
-        if importlib.util.find_spec("tensorboardX"):
+        if run.writes and importlib.util.find_spec("tensorboardX"):
             import tensorboardX
 
             self._board = tensorboardX.SummaryWriter(str(run.path / "tensorboard"), purge_step=start_step + 1)

@@ -24,61 +24,24 @@ def _write(path: Path, text: str) -> None:
         raise RunError(f"writing {path} failed: {error.strerror}") from error
 
 
-class RunDirectory:
-    """The folder of a run, held for this process alone. For a `with` statement.
-
-    What a start leaves behind that never came to its first step is cleared away; a folder that is not ours stays as it
-    is.
+class RunFolder:
+    """The folder of a run, to look into: all that a process has of it that is not the one that writes.
 
     Args:
         config: resolved.
-
-    Raises:
-        InputError: the folder cannot be written, another process trains in it, or it holds something else.
     """
+
+    writes = False
 
     def __init__(self, config: Config):
         self.path = Path(os.path.expanduser(config.run_dir))
         self._shown = f"run_dir {config.run_dir!r}"
-        try:
-            ours = (self.path / LOCK).exists()
-            foreign = [name for name in (*BEFORE_THE_FIRST_STEP, *AFTERWARDS) if (self.path / name).exists()]
-            if foreign and not ours and not self.begun:
-                raise InputError(f"{self._shown} holds {foreign[0]}, but is no run of ours; use another run_dir")
-            self._new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / LOCK, "a")  # noqa: SIM115, closed by __exit__
-        except OSError as error:
-            reason = "is not a folder" if isinstance(error, FileExistsError) else f"cannot be written: {error.strerror}"
-            raise InputError(f"{self._shown} {reason}; use another run_dir") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            raise InputError(f"{self._shown} is in use by another process; use another run_dir, or wait") from None
-        self._clear_leftovers()
 
-    def __enter__(self) -> "RunDirectory":
+    def __enter__(self) -> "RunFolder":
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        self._clear_leftovers()
-        if not self.begun:
-            (self.path / LOCK).unlink(missing_ok=True)
-            for folder in self._new_folders:
-                if not any(folder.iterdir()):
-                    folder.rmdir()
-        self._lock.close()
-
-    def _clear_leftovers(self) -> None:
-        for name in (*BEFORE_THE_FIRST_STEP, "metrics.jsonl"):
-            for partial in self.path.glob(f"{name}.*.partial"):
-                partial.unlink()
-        if not self.begun:
-            for name in BEFORE_THE_FIRST_STEP:
-                (self.path / name).unlink(missing_ok=True)
-            if self.checkpoints.is_dir():
-                self.checkpoints.rmdir()
+        pass
 
     @property
     def checkpoints(self) -> Path:
@@ -111,34 +74,103 @@ class RunDirectory:
         return resumed(from_settings(settings).resolve(), config)
 
     def begin(self, config: Config, corpus: Corpus) -> None:
-        """Records the configuration and what the data is; on resuming, checks that the data is still the same.
+        """Checks that the data is what was recorded.
 
         Raises:
-            InputError: the text or the tokenizer has changed since the run began, or the record is damaged.
+            InputError: the text or the tokenizer is another, or the record is damaged.
         """
-        data_file, tokenizer_file = self.path / "data.json", self.path / "tokenizer.json"
-        tokenizer = hashlib.sha256(tokenizer_file.read_bytes()).hexdigest() if tokenizer_file.exists() else None
-        data = {
+        data = self._describe(config, corpus)
+        try:
+            recorded = json.loads((self.path / "data.json").read_text(encoding="utf-8"))
+            changed = [name for name in data if recorded[name] != data[name]]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(
+                f"{self._shown}: data.json is missing or damaged; restore it, or use another run_dir"
+            ) from None
+        if changed:
+            name = changed[0]
+            raise InputError(
+                f"data.corpus {config.data.corpus!r} has another {name} ({data[name]}) than when the run in "
+                f"{self.path} began ({recorded[name]}); restore it, or use another run_dir"
+            )
+
+    def _describe(self, config: Config, corpus: Corpus) -> dict:
+        file = self.path / "tokenizer.json"
+        tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None
+        return {
             **corpus.record(),
             "tokenizer": config.data.tokenizer,
             "tokenizer_sha256": tokenizer,
         }
+
+    def keep_metrics_up_to(self, step: int) -> int:
+        """How many lines of later steps were taken out of metrics.jsonl: none by a process that does not write."""
+        return 0
+
+    def log(self, record: dict) -> None:
+        """Leaves it to the process that writes."""
+
+
+class RunDirectory(RunFolder):
+    """The folder of a run, held for this process alone. For a `with` statement.
+
+    What a start leaves behind that never came to its first step is cleared away; a folder that is not ours stays as it
+    is.
+
+    Args:
+        config: resolved.
+
+    Raises:
+        InputError: the folder cannot be written, another process trains in it, or it holds something else.
+    """
+
+    writes = True
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        try:
+            ours = (self.path / LOCK).exists()
+            foreign = [name for name in (*BEFORE_THE_FIRST_STEP, *AFTERWARDS) if (self.path / name).exists()]
+            if foreign and not ours and not self.begun:
+                raise InputError(f"{self._shown} holds {foreign[0]}, but is no run of ours; use another run_dir")
+            self._new_folders = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / LOCK, "a")  # noqa: SIM115, closed by __exit__
+        except OSError as error:
+            reason = "is not a folder" if isinstance(error, FileExistsError) else f"cannot be written: {error.strerror}"
+            raise InputError(f"{self._shown} {reason}; use another run_dir") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise InputError(f"{self._shown} is in use by another process; use another run_dir, or wait") from None
+        self._clear_leftovers()
+
+    def __exit__(self, kind, error, trace) -> None:
+        self._clear_leftovers()
+        if not self.begun:
+            (self.path / LOCK).unlink(missing_ok=True)
+            for folder in self._new_folders:
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+        self._lock.close()
+
+    def _clear_leftovers(self) -> None:
+        for name in (*BEFORE_THE_FIRST_STEP, "metrics.jsonl"):
+            for partial in self.path.glob(f"{name}.*.partial"):
+                partial.unlink()
+        if not self.begun:
+            for name in BEFORE_THE_FIRST_STEP:
+                (self.path / name).unlink(missing_ok=True)
+            if self.checkpoints.is_dir():
+                self.checkpoints.rmdir()
+
+    def begin(self, config: Config, corpus: Corpus) -> None:
+        """Records the configuration and what the data is; on resuming, checks that the data is still the same."""
         if self.begun:
-            try:
-                recorded = json.loads(data_file.read_text(encoding="utf-8"))
-                changed = [name for name in data if recorded[name] != data[name]]
-            except (OSError, ValueError, KeyError, TypeError):
-                raise InputError(
-                    f"{self._shown}: data.json is missing or damaged; restore it, or use another run_dir"
-                ) from None
-            if changed:
-                name = changed[0]
-                raise InputError(
-                    f"data.corpus {config.data.corpus!r} has another {name} ({data[name]}) than when the run in "
-                    f"{self.path} began ({recorded[name]}); restore it, or use another run_dir"
-                )
+            super().begin(config, corpus)
         else:
-            _write(data_file, json.dumps(data, indent=2) + "\n")
+            _write(self.path / "data.json", json.dumps(self._describe(config, corpus), indent=2) + "\n")
         _write(self.path / "config.yaml", dump_config(config))
 
     def keep_metrics_up_to(self, step: int) -> int:

@@ -1,6 +1,7 @@
 """The mesh of a run, and the training state and batches on it."""
 
 from collections.abc import Sequence
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,32 @@ def placed_batch(config: Config, mesh: Mesh) -> Batch:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Of tokens and targets: each device along data and fsdp has its own sequences."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def rows(config: Config, mesh: Mesh) -> tuple[int, int]:
+    """(index, count): this process has the sequences [index·B/count, (index+1)·B/count) of each batch of B.
+
+    Processes that share their sequences, as where `tensor` spans machines, have the same index.
+    """
+    shape = (config.training.batch_size, config.model.context_length)
+    parts = {
+        part[0].indices(shape[0])[:2] for part in batch_sharding(mesh).addressable_devices_indices_map(shape).values()
+    }
+    start, stop = min(parts)[0], max(parts)[1]
+    return start // (stop - start), shape[0] // (stop - start)
+
+
+def place_rows(batch: Batch, config: Config, mesh: Mesh) -> Batch:
+    """A batch on the mesh, of which each process gives the sequences that `rows` tells."""
+    shape = (config.training.batch_size, config.model.context_length)
+    place = functools.partial(jax.make_array_from_process_local_data, batch_sharding(mesh), global_shape=shape)
+    return jax.tree.map(place, batch)
+
+
+def place_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """A batch on the mesh, of which each process has all sequences."""
+    place = functools.partial(jax.make_array_from_callback, sharding=batch_sharding(mesh))
+    return jax.tree.map(lambda a: place(a.shape, data_callback=lambda index: a[index]), batch)
 
 
 def first_state(config: Config, mesh: Mesh) -> TrainState:

@@ -254,7 +254,7 @@ def test_defaults_resolve_to_the_paper():
         direction="sublayer",
         shared_reader=False,
         epsilon=1e-5,
-        backward="saved",
+        backward="reversible",
         gate=GateConfig(hidden=0, initial=1.0),
         value=ValueConfig("context", "none", 1.0, False),
     )

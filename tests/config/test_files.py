@@ -291,7 +291,7 @@ def settled(changes: dict) -> Config:
 def test_a_resumed_run_may_change_its_cadences_and_takes_what_was_settled():
     changes = {
         "run_dir": "./runs/default",
-        "model": {"remat": "branch", "residual": {"kernel": "pallas", "backward": "reversible"}},
+        "model": {"remat": "branch", "residual": {"kernel": "pallas", "backward": "saved"}},
         "data": {"workers": 2},
         "training": {
             "microbatch_size": 2,

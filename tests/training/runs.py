@@ -1,5 +1,6 @@
 """A run small enough to be made many times over: 11 steps an epoch, a second of training."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -9,9 +10,9 @@ import sys
 import jax
 import numpy as np
 
-from ddl_jax.config import Config, DataConfig, OptimizerConfig, TrainingConfig, TransformerConfig
+from ddl_jax.config import Config, DataConfig, MeshConfig, OptimizerConfig, TrainingConfig, TransformerConfig
 from ddl_jax.training.checkpoint import Checkpoints
-from ddl_jax.training.loop import abstract_state
+from ddl_jax.training.sharding import make_mesh, placed_state
 
 ROOT = Path(__file__).parents[2]
 STEPS, EPOCH = 26, 11  # the third epoch is under way at the end
@@ -49,9 +50,11 @@ def exact_metrics(config: Config) -> list[tuple]:
 
 def final_state(config: Config) -> list[np.ndarray]:
     """The arrays of the newest checkpoint."""
-    config = settled(config)
+    config = dataclasses.replace(settled(config), mesh=MeshConfig())  # on the devices here, whatever it ran on
     with Checkpoints(Path(config.run_dir) / "checkpoints", print) as checkpoints:
-        return [np.asarray(leaf) for leaf in jax.tree.leaves(checkpoints.restore(abstract_state(config)))]
+        return [
+            np.asarray(leaf) for leaf in jax.tree.leaves(checkpoints.restore(placed_state(config, make_mesh(config))))
+        ]
 
 
 def settled(config: Config) -> Config:
@@ -61,12 +64,17 @@ def settled(config: Config) -> Config:
     return from_settings(typed_settings(load_file(Path(config.run_dir) / "config.yaml"))).resolve()
 
 
+def environment() -> dict[str, str]:
+    """Of a process of its own, on CPUs."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+
+
 def python(code: str, *arguments: str, **keywords) -> subprocess.CompletedProcess:
     """Runs Python code in a process of its own, in the repository's root."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=300,

@@ -77,9 +77,9 @@ def test_the_loop_uses_the_held_out_text_its_bytes_and_the_workers_asked_for(tmp
         seen["validation"] = tokens
         return data.validation_batches(tokens, *arguments)
 
-    def train_batches(tokens, *arguments):
-        seen["train"], seen["workers"] = tokens, arguments[-1]
-        return data.train_batches(tokens, *arguments[:-1])
+    def train_batches(tokens, *arguments, part):
+        seen["train"], seen["workers"], seen["part"] = tokens, arguments[-1], part
+        return data.train_batches(tokens, *arguments[:-1], part=part)
 
     def validate(nats, batches, byte_lengths):
         seen["byte_lengths"] = byte_lengths
@@ -95,7 +95,7 @@ def test_the_loop_uses_the_held_out_text_its_bytes_and_the_workers_asked_for(tmp
     np.testing.assert_array_equal(seen["train"], corpus.train)
     np.testing.assert_array_equal(seen["validation"], corpus.validation)
     np.testing.assert_array_equal(seen["byte_lengths"], [1] * 256 + [0] * 64)  # a separator is no text
-    assert seen["workers"] == 3
+    assert seen["workers"] == 3 and seen["part"] == (0, 1)
     assert len(seen["batches"]) == 3 and all(batches is seen["batches"][0] for batches in seen["batches"])
     assert [record["step"] for record in metrics(config) if "validation_loss" in record] == [2, 4, 5]  # the last, too
 
@@ -113,8 +113,8 @@ def test_a_finite_state_with_a_loss_that_is_not_is_never_saved(tmp_path, monkeyp
     config = tiny_config(tmp_path, checkpoint_every=1)
     make = loop.make_evaluation_step
 
-    def overflowing(graph, config):
-        step = make(graph, config)
+    def overflowing(*arguments):
+        step = make(*arguments)
         return lambda parameters, batch: step(parameters, batch) + jnp.where(broken[0], jnp.nan, 0.0)
 
     broken = [False]
@@ -148,8 +148,8 @@ def test_every_kind_learns(tmp_path):
 def poisoned(make_train_step, when: int):
     """Training steps that turn to NaN at one step, as after an overflow."""
 
-    def make(graph, config):
-        step = make_train_step(graph, config)
+    def make(*arguments):
+        step = make_train_step(*arguments)
 
         def poisoned_step(state, batch):
             poison = jnp.where(state.step == when - 1, jnp.nan, 0.0)

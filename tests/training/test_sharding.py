@@ -1,0 +1,148 @@
+"""The training step on a mesh: the same numbers as on one device, and no more exchanged than it takes."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+
+from ddl_jax.config import MeshConfig
+from ddl_jax.errors import InputError
+from ddl_jax.partition import spec
+from ddl_jax.training.sharding import make_mesh, placed_batch, placed_state
+from ddl_jax.training.step import init_state, make_train_step, model_graph
+from pallas_kernels import hopper
+from tests.h200 import needs_compiler
+from tests.quick import QUICK
+from tests.residual.streams import STREAMS
+from tests.training.on_eight_devices import ALL, BATCH, CASES, FSDP, TOKENS, configuration
+from tests.training.runs import ROOT, environment
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What `on_eight_devices` has found."""
+    file = tmp_path_factory.mktemp("eight") / "found.json"
+    command = [sys.executable, "-m", "tests.training.on_eight_devices", str(file)]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, timeout=600)
+    return json.loads(file.read_text())
+
+
+def test_every_kind_reader_and_direction_is_among_the_cases():
+    cases = [STREAMS[name].resolve(24) for name in CASES]
+    for setting in ("kind", "reader", "direction", "preset", "expansion"):
+        known = {getattr(stream.resolve(24), setting) for stream in STREAMS.values()}
+        assert {getattr(case, setting) for case in cases} == known, setting
+
+
+@pytest.mark.parametrize("stream", CASES)
+def test_eight_devices_train_as_one_does(found, stream):
+    """One device takes the batch at once, eight take one sequence at a time where they have several."""
+    run = found["compared"][stream]
+    # The same float32 operations with sums in another order. Seen: 3e-7 in losses, 5e-6 in gradients.
+    np.testing.assert_allclose(*run["loss"], rtol=3e-6)
+    assert run["loss"][0][-1] < 0.98 * run["loss"][0][0]  # it has learned something
+    np.testing.assert_allclose(run["grad_norm"][1][0], run["grad_norm"][0][0], rtol=1e-5)
+    assert run["start"] < 1e-6  # the same draws, rounded in other loops
+    assert run["gradient"] < 5e-5  # of each parameter, as a share of its norm
+    assert run["moved"] < 2e-3  # AdamW divides by gradients that are close to nothing. Seen: 1e-4
+
+
+def test_evaluation_on_eight_devices_is_that_of_one(found):
+    one, eight = found["evaluated"]
+    assert eight == pytest.approx(one, rel=1e-6)
+
+
+def test_fsdp_divides_the_parameters(found):
+    run = found["compared"]["delta mlp"]
+    assert CASES["delta mlp"] == FSDP
+    small = 0.06 * run["parameters"]  # gains, readers, gates and values are whole, and few: at width 24, 5 per cent
+    assert run["slices"] < run["parameters"] / 8 + small
+    run = found["compared"]["additive"]  # over data alone they are not divided
+    assert run["slices"] == run["parameters"]
+
+
+def parameters(stream: str) -> list[nnx.Param]:
+    state = jax.eval_shape(lambda: init_state(configuration(stream, {})))
+    return jax.tree.leaves(state.parameters, is_leaf=lambda node: isinstance(node, nnx.Variable))
+
+
+def shapes(collectives: list) -> list[tuple[int, ...]]:
+    """Of each result of each collective, those of size 1 left out: sums of squares, the loss."""
+    texts = [shape.partition("[")[2].rstrip("]") for text, _ in collectives for shape in text.split(", ")]
+    found = [tuple(int(size) for size in text.split(",") if size) for text in texts]
+    return [shape for shape in found if math.prod(shape) > 1]
+
+
+def test_over_data_each_gradient_is_summed_once_a_step_and_nothing_else_is(found):
+    """Also where a step has several microbatches, layers in a loop, and chunks of the loss in another."""
+    collectives = found["exchanged"]["data"]
+    assert collectives.keys() == {"all-reduce"}
+    assert sorted(shapes(collectives["all-reduce"])) == sorted(p.shape for p in parameters("delta"))
+    assert sum(size for _, size in collectives["all-reduce"]) == 4 * sum(p.size for p in parameters("delta")) + 4 + 4
+
+
+def test_over_fsdp_parameters_are_gathered_and_gradients_scattered_and_nothing_else_is(found):
+    collectives = found["exchanged"]["fsdp"]
+    assert collectives.keys() == {"all-gather", "reduce-scatter", "all-reduce"}
+    whole, slices, shared = [], [], []
+    for parameter in parameters("delta"):
+        layers = parameter.ndim - len(parameter.axes)
+        if "fsdp" not in spec(parameter):
+            shared.append(parameter.shape)
+            continue
+        shape, axis = list(parameter.shape[layers:]), spec(parameter).index("fsdp") - layers
+        whole += [tuple(shape)] * (2 if layers else 1)  # of a layer for forward and again for backward; the embedding
+        shape[axis] //= 8
+        slices.append(tuple(shape))
+    assert len(slices) == 5
+    assert sorted(shapes(collectives["all-gather"])) == sorted(whole)
+    assert sorted(shapes(collectives["reduce-scatter"])) == sorted(slices)
+    assert sorted(shapes(collectives["all-reduce"])) == sorted(shared)
+
+
+@needs_compiler
+def test_for_h200s_the_kernels_run_on_each_device_and_no_collective_has_the_state():
+    config = configuration("delta", ALL)
+    model = dataclasses.replace(
+        config.model, width=256, heads=2, head_dim=128, vocab_size=192, context_length=72,
+        compute_dtype="bfloat16", state_dtype="bfloat16",
+    )  # fmt: skip
+    config = dataclasses.replace(config, model=model).resolve()
+    devices = list(hopper.mesh({"any": 8}).devices.flat)
+    mesh = make_mesh(config, devices)
+    config = config.on(8)
+    step = jax.jit(
+        make_train_step(model_graph(config, devices), config, mesh),
+        donate_argnums=0,
+        compiler_options=QUICK | {"xla_gpu_autotune_level": 0},
+    )
+    compiled = hopper.compile_for(step, placed_state(config, mesh), placed_batch(config, mesh))
+    kernels = hopper.kernels(compiled)  # some bodies of loops are written twice, to overlap with collectives
+    assert kernels.keys() == {"rewrite_and_read", "rewrite_and_read_backward"}
+    for operation, collectives in hopper.collectives(compiled).items():
+        for collective in collectives:
+            # The state of one sequence has 72 · 4 · 256 elements. What is summed over tensor has (1, 72, 256).
+            for shape in shapes([(collective.shape, 0)]):
+                assert (72 in shape) <= (operation == "all-reduce" and math.prod(shape) == 72 * 256), shape
+    state = placed_state(config, mesh)
+    assert state.parameters["blocks"]["attention"]["qkv"].sharding.spec == PartitionSpec(
+        None, "fsdp", None, "tensor", None
+    )
+
+
+def test_the_state_and_batch_of_one_device():
+    config = configuration("delta", {})
+    mesh = make_mesh(config, jax.devices()[:1])
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 1}
+    batch = placed_batch(config, mesh)
+    assert batch.tokens.shape == batch.targets.shape == (BATCH, TOKENS) and batch.tokens.dtype == jnp.int32
+    with pytest.raises(InputError, match="mesh.data 3 .* not the number of devices, 1; nearest: 1, or -1"):
+        make_mesh(dataclasses.replace(config, mesh=MeshConfig(data=3)), jax.devices()[:1])
