@@ -47,7 +47,7 @@ def measure(config: Config, devices: int, compiled: Callable[[Config], Step], fi
     """
     step, training, model = compiled(config), config.training, config.model
     tokens = training.batch_size * model.context_length
-    seconds = _seconds(step.cost, devices)
+    seconds = _seconds(step.cost)
     caches = cache_bytes(model, training.microbatch_size)
     result = {
         "device": "h200",
@@ -107,13 +107,13 @@ def _largest(config: Config, step: Step, compiled: Callable[[Config], Step], fit
     }
 
 
-def _seconds(cost: hopper.Cost, devices: int) -> dict[str, float]:
+def _seconds(cost: hopper.Cost) -> dict[str, float]:
     """The time that each of the H200's limits allows at best."""
-    link = h200.NVLINK if devices <= GPUS_PER_HOST else h200.NETWORK
+    near, far = cost.collective_bytes_within(GPUS_PER_HOST)
     return {
         "memory": cost.bytes / h200.BANDWIDTH,
         "compute": sum(flops / h200.PRODUCTS[dtype] for dtype, flops in cost.flops.items()),
-        "network": cost.collective_bytes / link,
+        "network": near / h200.NVLINK + far / h200.NETWORK,
     }
 
 

@@ -36,6 +36,7 @@ class Part:
         shape: of its result.
         path: where it comes from.
         wire: of a collective, the bytes that one device sends in one run.
+        span: of a collective, from the first to the last of the devices that take part together, both counted.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Part:
     shape: str
     path: str
     wire: int = 0
+    span: int = 1
 
     @property
     def bytes(self) -> int:
@@ -71,7 +73,12 @@ class Cost:
     @property
     def collective_bytes(self) -> int:
         """That one device sends to others, with ring algorithms."""
-        return sum(part.runs * part.wire for part in self.parts)
+        return sum(self.collective_bytes_within(1))
+
+    def collective_bytes_within(self, host: int) -> tuple[int, int]:
+        """Those of collectives within hosts of so many devices, and those of collectives between hosts."""
+        near = sum(part.runs * part.wire for part in self.parts if part.span <= host)
+        return near, sum(part.runs * part.wire for part in self.parts) - near
 
     @functools.cached_property
     def flops(self) -> dict[str, int]:
@@ -127,8 +134,9 @@ def _part(program: Program, computation: Computation, instruction: Instruction, 
     path = "/".join(instruction.path)
     collective = instruction.operation.removesuffix("-start")
     if collective in OPERATIONS:
-        wire = _wire(program, computation, instruction, collective)
-        return Part(instruction.name, "collectives", runs, Accesses(0, 0), {}, shape, path, wire)
+        group, span = _group(instruction)
+        wire = _wire(computation, instruction, collective, group)
+        return Part(instruction.name, "collectives", runs, Accesses(0, 0), {}, shape, path, wire, span)
     where, calls = computation, [instruction] if instruction.operation == "custom-call" else []
     if instruction.operation.startswith("fusion"):
         where = program.computations[instruction.called[0]]
@@ -192,31 +200,35 @@ def _dots(program: Program, computation: Computation, instruction: Instruction) 
     return dict(total)
 
 
-def _wire(program: Program, computation: Computation, instruction: Instruction, operation: str) -> int:
-    """Bytes that one device sends in one collective, with a ring algorithm."""
+def _wire(computation: Computation, instruction: Instruction, operation: str, group: int) -> int:
+    """Bytes that one device sends in one collective of so many devices, with a ring algorithm."""
     operands = sum(shape_bytes(computation.by_name[name].shape) for name in instruction.operands)
-    group = _group(instruction)
-    share = (group - 1) / group
-    if operation == "all-reduce":
-        return round(2 * share * operands)
-    if operation == "all-gather":
-        return round(share * group * operands)
     if operation == "collective-permute":
         return operands
-    return round(share * operands)  # reduce-scatter, all-to-all
+    return round({"all-reduce": 2, "all-gather": group}.get(operation, 1) * operands * (group - 1) / group)
 
 
-def _group(instruction: Instruction) -> int:
-    """How many devices take part in a collective together."""
-    if instruction.operation.startswith("collective-permute"):
-        return 2
+def _group(instruction: Instruction) -> tuple[int, int]:
+    """How many devices take part in a collective together, and how far they are apart: the last less the first, and 1.
+
+    Devices are numbered along the mesh, its last axis first, so that those of a host are next to each other.
+    """
     text = instruction.attributes
     if found := re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", text):  # mesh['data'=4,'fsdp'=2] {'data'}
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", found[1])}
-        axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", found[2])  # 'data', or a part of it: 'data':(1)2
-        return math.prod(int(part) if part else sizes[name] for name, part in axes)
-    if found := re.search(r"replica_groups=\[(?:\d+,)*(\d+)\]<=", text):  # [2,4]<=[8]
-        return int(found[1])
-    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", text):  # {{0,1},{2,3}}
-        return len(found[1].split(","))
+        mesh = [(name, int(size)) for name, size in re.findall(r"'([^']*)'=(\d+)", found[1])]
+        parts = {name: int(part or 0) for name, part in re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", found[2])}
+        group, last, stride = 1, 0, 1
+        for name, size in reversed(mesh):
+            if name in parts:  # 'data', or a part of it: 'data':(1)2
+                group *= parts[name] or size
+                last += (size - 1) * stride
+            stride *= size
+        return group, last + 1
+    if found := re.search(r"replica_groups=\[(?:\d+,)*(\d+)\]<=\[([\d,]+)\](T\(.*?\))?", text):  # [2,4]<=[8]
+        size = int(found[1])
+        return size, math.prod(map(int, found[2].split(","))) if found[3] else size
+    pairs = instruction.operation.startswith("collective-permute")
+    if found := re.search(rf"{'source_target_pairs' if pairs else 'replica_groups'}=\{{(\{{.*?\}})\}}", text):
+        groups = [[int(device) for device in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", found[1])]
+        return len(groups[0]), max(max(group) - min(group) for group in groups) + 1
     raise ValueError(f"between which devices {instruction.name} runs is not known")

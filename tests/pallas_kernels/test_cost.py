@@ -207,6 +207,10 @@ def test_a_collective_counts_what_one_device_sends_and_no_memory():
     assert {part.name: part.wire for part in counted.parts} == {"r": 6000, "g": 12000, "t": 2000, "m": 6000, "p": 4000}
     assert counted.bytes == 0
     assert counted.collective_bytes == 30000
+    # Half of the eight devices along fsdp and both along data: of 16, from the first to the last.
+    assert {part.name: part.span for part in counted.parts} == {"r": 4, "g": 4, "t": 2, "m": 16, "p": 2}
+    assert counted.collective_bytes_within(8) == (24000, 6000)
+    assert counted.collective_bytes_within(2) == (6000, 24000)
 
 
 def test_types_are_written_as_xla_does():
