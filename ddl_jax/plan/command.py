@@ -62,6 +62,7 @@ def _plan(configs: list[tuple[str, Config]], count: int, options: Any) -> int:
 
     from ddl_jax.plan import report
     from ddl_jax.plan.measure import additive, measure, parts, ratios, unnamed
+    from ddl_jax.plan.policies import policies
     from ddl_jax.plan.program import compiled_step, devices_for, settled
 
     devices = devices_for(count)
@@ -83,6 +84,8 @@ def _plan(configs: list[tuple[str, Config]], count: int, options: Any) -> int:
                 baselines[plain] = measured(f"{name} with kind: additive", plain, fitted)
             result = baselines[plain] if _is_additive(config) else measured(name, config, options.fit)
             results.append({"config": name} | result | {"baseline_ratio": ratios(result, baselines[plain])})
+    if len(results) == 1:
+        results[0]["policies"] = policies(configs[0][1], devices)
     if options.json:
         sys.stdout.write(json.dumps(results if len(results) > 1 else results[0], indent=2) + "\n")
         return 0

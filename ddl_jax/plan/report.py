@@ -43,8 +43,26 @@ def show_one(result: Result, baseline: Result, console: Console) -> None:
     console.print(f"Largest micro-batch: from {result['largest_microbatch_source']}.", highlight=False)
     for line in _settings(result):
         console.print(line, highlight=False)
+    console.print(_policies(result["policies"]))
     if result["published"]:
         console.print(f"Published: {_published(result)} ({source()}).", highlight=False)
+
+
+def _policies(choices: Sequence[dict[str, Any]]) -> Table:
+    """What each choice would keep of a micro-batch for backward, and what it computes again."""
+    table = Table(Column("policies: remat"), box=None, pad_edge=False)
+    for title in ("backward", "products", "state"):
+        table.add_column(title)
+    for title in ("keeps", "computes again"):
+        table.add_column(title, justify="right")
+    for choice in choices:
+        again = f"{choice['again']:.1%} of FLOPs" if choice["again"] else "no products"
+        backward = choice["backward"] or "–"
+        names = choice["remat"], backward, choice["compute_dtype"], choice["state_dtype"]
+        style = "bold" if choice["chosen"] else None
+        mark = " *" if choice["chosen"] else ""
+        table.add_row(*names, _gigabytes(choice["kept_bytes"]), again + mark, style=style)
+    return table
 
 
 def _settings(result: Result) -> Iterable[str]:

@@ -52,7 +52,8 @@ class Attention(nnx.Module):
             query, key = query_norm(query), key_norm(key)
         query, key = query.astype(value.dtype), key.astype(value.dtype)
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=self.implementation)
-        return checkpoint_name(mixed, PRODUCT)
+        # What cuDNN gives is kept without a name (`ddl_jax.remat`), and named it would be kept twice.
+        return mixed if self.implementation == "cudnn" else checkpoint_name(mixed, PRODUCT)
 
     def branch(self, hidden: Float[Array, "batch tokens heads dim"]) -> Float[Array, "batch tokens width"]:
         """The sublayer's output, h."""
