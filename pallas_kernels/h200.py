@@ -10,7 +10,10 @@ BANDWIDTH = 4.8e12  # bytes per second
 MEMORY = 141e9  # bytes
 # FLOPs per second of matrix products, dense: half of what the datasheet says, which is with sparsity. Keys as XLA names
 # what is multiplied; f32 becomes TF32, or, asked for highest precision ("exact f32"), goes past the tensor cores.
-PRODUCTS = {"bf16": 989e12, "f16": 989e12, "f8e4m3fn": 1979e12, "f8e5m2": 1979e12, "f32": 494e12, "exact f32": 67e12}
+PRODUCTS = {
+    "bf16": 989e12, "f16": 989e12, "f8e4m3fn": 1979e12, "f8e5m2": 1979e12, "s8": 1979e12,
+    "f32": 494e12, "exact f32": 67e12, "f64": 67e12,
+}  # fmt: skip
 NVLINK = 450e9  # bytes per second in each direction, between the GPUs of a host
 NETWORK = 50e9  # bytes per second in each direction, between hosts: one 400 Gb/s port per GPU, as in NVIDIA's DGX H200
 WARP = 32  # threads

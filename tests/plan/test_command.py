@@ -4,13 +4,15 @@ import contextlib
 import io
 import json
 
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
 import pytest
 
 from ddl_jax import plan
 from ddl_jax.config import Config, TransformerConfig
 from ddl_jax.errors import InputError
 from ddl_jax.plan import program
-from pallas_kernels import h200
+from pallas_kernels import h200, hopper
 from pallas_kernels.hopper import UnknownCustomCall, target
 from tests.h200 import needs_compiler
 from tests.quick import QUICK
@@ -158,6 +160,14 @@ def test_a_missing_extra_says_what_to_install(monkeypatch):
     target._devices.cache_clear()
     with pytest.raises(InputError, match=r"needs jax's CUDA 13 plugin: pip install -e '\.\[compile\]'"):
         plan.main(CC)
+
+
+@needs_compiler
+def test_of_what_is_divided_a_device_counts_its_part():
+    mesh = hopper.mesh({"fsdp": 4})
+    divided, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("fsdp",), ()))
+    tree = [jax.ShapeDtypeStruct((8, 3), "float32", sharding=sharding) for sharding in (divided, whole)]
+    assert program._bytes_on_one(tree) == 2 * 3 * 4 + 8 * 3 * 4
 
 
 def test_planning_leaves_dtypes_to_the_gpu():
