@@ -16,7 +16,7 @@ class DistributedConfig:
         coordinator: host:port of process 0, reachable from all; for mode `explicit`.
         processes: how many there are; for mode `explicit`.
         process_id: which of them this is, from 0; for mode `explicit`.
-        timeout: seconds to wait for the others, at the start and when one no longer answers.
+        timeout: seconds to wait for the others: to start, to write a checkpoint, and when one no longer answers.
     """
 
     mode: Literal["none", "auto", "explicit"] = "none"

@@ -48,12 +48,14 @@ class Checkpoints:
     Args:
         directory: where they are kept.
         say: called with a line of text where something is worth telling.
+        timeout: seconds in which all processes have to have written their parts, where there are several.
     """
 
-    def __init__(self, directory: Path, say: Callable[[str], None]):
+    def __init__(self, directory: Path, say: Callable[[str], None], timeout: int = 300):
         self._say = say
         self._directory = directory.absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=True)
+        waits = ocp.AsyncOptions(timeout_secs=timeout) if jax.process_count() > 1 else None
+        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=True, async_options=waits)
         self._watch: threading.Thread | None = None  # waits for the save under way; Orbax tells of failures only there
         self._failure: Exception | None = None
         self._manager = ocp.CheckpointManager(self._directory, options=options)

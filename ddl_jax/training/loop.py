@@ -94,7 +94,8 @@ class _Run:
             say("Stopped on request before the first step.")
             return STOPPED
         self.graph = model_graph(config, jax.devices())
-        with Checkpoints(self.run.checkpoints, say) as self.checkpoints:
+        timeout = config.distributed.timeout
+        with Checkpoints(self.run.checkpoints, say, timeout) as self.checkpoints:
             state = self.checkpoints.restore(placed_state(config, self.mesh))
             if state is None:
                 state = first_state(config, self.mesh)

@@ -1,8 +1,11 @@
 """`mesh.*` and `distributed.*`: what fits which devices, and how it is said where it does not."""
 
+from pathlib import Path
+
 import pytest
 
 from ddl_jax.config import Config, DistributedConfig, MeshConfig, TrainingConfig, TransformerConfig
+from ddl_jax.config.files import from_settings, load_file
 from ddl_jax.errors import InputError
 
 
@@ -80,6 +83,13 @@ def test_sizes_are_global_for_the_batch_and_per_device_for_the_microbatch():
     on = config(fsdp=2, tensor=2).on(8)
     assert (on.training.batch_size, on.training.microbatch_size) == (32, 8)  # 32 over data 2 times fsdp 2
     assert config(microbatch_size=2).on(8).training.microbatch_size == 2
+
+
+@pytest.mark.parametrize("file", [*Path("configs/small").iterdir(), *Path("configs/medium").iterdir()], ids=str)
+def test_the_paper_s_configurations_run_on_one_to_sixteen_devices(file):
+    made = from_settings(load_file(file)).resolve()
+    for devices in (1, 2, 4, 8, 16):
+        assert made.on(devices).mesh.data == devices
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,23 @@ from tests.training.runs import ROOT, environment, exact_metrics, final_state, m
 
 STEPS, TIMEOUT = 10, 10
 
+FULL = 0  # instead of a signal: files can no longer be written, as on a full disk
 # train.py, in which process VICTIM is sent a signal when step FATAL is logged.
 TRAIN = """
-import os, runpy, sys
+import os, resource, runpy, sys
 from ddl_jax.training.run_directory import RunDirectory, RunFolder
 number, fatal, victim = map(int, sys.argv[1:4])
+FULL = 0
 
 def signalled(log):
     def log_and_signal(run, record):
         import jax
         log(run, record)
         if record["step"] == fatal and jax.process_index() == victim:
-            os.kill(os.getpid(), number)
+            if number == FULL:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            else:
+                os.kill(os.getpid(), number)
     return log_and_signal
 
 for folder in (RunFolder, RunDirectory):
@@ -167,6 +172,15 @@ def test_one_process_with_one_device_resumes_what_two_have_saved(straight, kille
     start = int(re.search(r"resumed at step (\d+)", ended.out[0])[1])
     found, expected = (losses(config, start + 1, start + 3) for config in (resumed, straight[0]))
     np.testing.assert_allclose(found, expected, rtol=1e-5)  # as above; on four devices, too, sums differ from gloo's
+
+
+def test_a_save_that_fails_on_one_ends_both(folder):
+    config = run(folder, "full")
+    ended = launch(config, at=(FULL, 2, 1))
+    assert ended.codes == [1, 1], ended.errors
+    for error in ended.errors:  # the storage tells no process which of them it was
+        assert error.splitlines()[-1].startswith("failed: saving a checkpoint in ")
+    assert metrics(config)[-1]["step"] < STEPS
 
 
 def test_what_process_0_refuses_ends_all(folder):

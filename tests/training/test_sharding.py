@@ -9,15 +9,16 @@ import sys
 from flax import nnx
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 import numpy as np
 import pytest
 
-from ddl_jax.config import MeshConfig
+from ddl_jax.config import MeshConfig, TransformerConfig
 from ddl_jax.errors import InputError
-from ddl_jax.partition import spec
+from ddl_jax.partition import BATCH_AXES, spec
 from ddl_jax.training.sharding import make_mesh, placed_batch, placed_state
 from ddl_jax.training.step import init_state, make_train_step, model_graph
+from ddl_jax.transformer import Transformer
 from pallas_kernels import hopper
 from tests.h200 import needs_compiler
 from tests.quick import QUICK
@@ -137,6 +138,29 @@ def test_for_h200s_the_kernels_run_on_each_device_and_no_collective_has_the_stat
     assert state.parameters["blocks"]["attention"]["qkv"].sharding.spec == PartitionSpec(
         None, "fsdp", None, "tensor", None
     )
+
+
+@needs_compiler
+def test_under_a_mesh_of_auto_axes_a_model_runs_kernels_on_each_device_where_it_is_told_the_axes():
+    """Without `token_axes`, XLA would run instead, and say so."""
+    residual = dataclasses.replace(STREAMS["delta V4 token"], value_channels=1)
+    model = TransformerConfig(layers=1, width=128, heads=1, vocab_size=64, context_length=72, residual=residual)
+    mesh = hopper.mesh({"data": 2, "fsdp": 2, "tensor": 1})
+
+    def forward(parameters, tokens):
+        return nnx.merge(graph, parameters).features(tokens)
+
+    graph, parameters = nnx.split(nnx.eval_shape(lambda: Transformer(model, rngs=nnx.Rngs(0), token_axes=BATCH_AXES)))
+
+    def on_mesh(leaf, spec=PartitionSpec()):  # noqa: B008, it is frozen
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    tokens = on_mesh(jax.ShapeDtypeStruct((4, 72), jnp.int32), PartitionSpec(BATCH_AXES))
+    with jax.set_mesh(mesh):
+        step = jax.jit(forward, compiler_options=QUICK | {"xla_gpu_autotune_level": 0})
+        compiled = hopper.compile_for(step, jax.tree.map(on_mesh, parameters), tokens)
+    assert hopper.kernels(compiled).keys() == {"rewrite", "token_read"}
+    assert hopper.collectives(compiled) == {}
 
 
 def test_the_state_and_batch_of_one_device():
