@@ -11,7 +11,6 @@ from ddl_jax.parameters import at, normal, stacked
 from ddl_jax.residual import DeltaStream
 from ddl_jax.transformer.block import Block
 from ddl_jax.transformer.norm import RMSNorm
-from pallas_kernels.layout import TokenAxes
 
 MUP_BASE_WIDTH = 1024  # of the official code's logit scale
 SUBLAYERS = 2  # of a block: attention, MLP
@@ -33,7 +32,7 @@ class Transformer(nnx.Module):
         token_axes: see `DeltaStream`.
     """
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, token_axes: TokenAxes = None):
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, token_axes: tuple[str, ...] | None = None):
         config = config.resolve()
         if config.vocab_size is None:
             raise InputError("model.vocab_size null must be given where there is no tokenizer to take it from")
