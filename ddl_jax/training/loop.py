@@ -65,9 +65,7 @@ def train(config: Config, stop: StopRequest | None = None) -> int:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             if jax.process_count() == 1:
                 raise
-            print(
-                f"failed: another process has ended, or cannot be reached; see what it said ({reason})", file=sys.stderr
-            )
+            print(f"failed: another process may have ended; see what it said ({reason})", file=sys.stderr)
             return FAILED
         print(f"failed: out of memory; try a smaller training.microbatch_size ({reason})", file=sys.stderr)
         return FAILED

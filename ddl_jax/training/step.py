@@ -18,7 +18,6 @@ from ddl_jax.partition import BATCH_AXES, gathered_once, on_each_device, placed
 from ddl_jax.training.loss import cross_entropy
 from ddl_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from ddl_jax.transformer import Transformer, auto
-from pallas_kernels.layout import TokenAxes
 
 
 class TrainState(NamedTuple):
@@ -36,7 +35,7 @@ class Batch(NamedTuple):
     targets: Int[Array, "sequences tokens"]
 
 
-def _model(config: Config, token_axes: TokenAxes = None) -> Transformer:
+def _model(config: Config, token_axes: tuple[str, ...] | None = None) -> Transformer:
     return Transformer(config.model, rngs=nnx.Rngs(params=config.seed), token_axes=token_axes)
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 from ddl_jax.config import TransformerConfig
 from ddl_jax.errors import InputError
 from ddl_jax.parameters import normal, stacked
-from ddl_jax.residual import DeltaStream, TokenAxes
+from ddl_jax.residual import DeltaStream
 from ddl_jax.transformer.block import SUBLAYERS, Block
 from ddl_jax.transformer.norm import RMSNorm
 from ddl_jax.transformer.stack import final_read
@@ -32,7 +32,7 @@ class Transformer(nnx.Module):
         token_axes: see `DeltaStream`.
     """
 
-    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, token_axes: TokenAxes = None):
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs, token_axes: tuple[str, ...] | None = None):
         config = config.resolve()
         if config.vocab_size is None:
             raise InputError("model.vocab_size null must be given where there is no tokenizer to take it from")
