@@ -37,6 +37,7 @@ def run(path: Path) -> None:
         timeout=SECONDS,
         kernel_name="python3",
         record_timing=False,
+        coalesce_streams=True,  # where a text is cut depends on how busy the machine is
         resources={"metadata": {"path": str(path.parent)}},
     )
     # The packages of this checkout, installed or not.

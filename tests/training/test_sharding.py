@@ -128,7 +128,7 @@ def test_for_h200s_the_kernels_run_on_each_device_and_no_collective_has_the_stat
     )
     compiled = hopper.compile_for(step, placed_state(config, mesh), placed_batch(config, mesh))
     kernels = hopper.kernels(compiled)  # some bodies of loops are written twice, to overlap with collectives
-    assert kernels.keys() == {"rewrite_and_read", "rewrite_and_read_backward"}
+    assert kernels.keys() == {"rewrite_and_read", "rewrite_and_read_reverse"}
     for operation, collectives in hopper.collectives(compiled).items():
         for collective in collectives:
             # The state of one sequence has 72 · 4 · 256 elements. What is summed over tensor has (1, 72, 256).
