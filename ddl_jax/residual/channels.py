@@ -1,6 +1,6 @@
-"""Between channels and features, with one weight for each pair: `read` and `spread`, each other's transpose.
+"""The channel read, with one weight for each pair of channel and feature.
 
-Their gradients are written out: left to autodiff, sums over channels become padded arrays of the state's size.
+Its gradient is written out: left to autodiff, a sum over channels becomes padded arrays of the state's size.
 """
 
 import jax
@@ -21,26 +21,11 @@ def read(state: State, weights: Weights) -> Features:
     return over_channels(weights.astype(F32), state)
 
 
-@jax.custom_vjp
-def spread(features: Features, weights: Weights) -> State:
-    """X_ji = a_ji e_i, in float32."""
-    return weights.astype(F32) * features.astype(F32)[..., None, :]
+def _backward(saved, d_read):
+    """dX_ji = a_ji dx_i;  da_ji = Σ_tokens dx_i X_ji."""
+    (state, weights), dx = saved, d_read.astype(F32)[..., None, :]
+    d_state = (weights.astype(F32) * dx).astype(state.dtype)
+    return d_state, jnp.sum(dx * state.astype(F32), axis=(0, 1)).astype(weights.dtype)
 
 
-def _over_tokens(features: Features, state: State) -> Weights:
-    return jnp.sum(features.astype(F32)[..., None, :] * state.astype(F32), axis=(0, 1))
-
-
-def _read_backward(saved, d_read):
-    state, weights = saved
-    return spread(d_read, weights).astype(state.dtype), _over_tokens(d_read, state).astype(weights.dtype)
-
-
-def _spread_backward(saved, d_state):
-    features, weights = saved
-    d_features = over_channels(weights.astype(F32), d_state).astype(features.dtype)
-    return d_features, _over_tokens(features, d_state).astype(weights.dtype)
-
-
-read.defvjp(lambda state, weights: (read(state, weights), (state, weights)), _read_backward)
-spread.defvjp(lambda features, weights: (spread(features, weights), (features, weights)), _spread_backward)
+read.defvjp(lambda state, weights: (read(state, weights), (state, weights)), _backward)
