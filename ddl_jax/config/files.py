@@ -38,6 +38,13 @@ RESUMABLE = (
     *(f"mesh.{field.name}" for field in dataclasses.fields(MeshConfig)),
     *(f"distributed.{field.name}" for field in dataclasses.fields(DistributedConfig)),
 )
+# What processes that train together may each have of their own: where they are, and where they find the same files.
+LOCAL = (
+    "run_dir",
+    "data.paths",
+    "data.workers",
+    *(f"distributed.{field.name}" for field in dataclasses.fields(DistributedConfig)),
+)
 # Settled when a run starts; these values ask for whatever that was.
 SETTLED = {"model.vocab_size": None, "model.compute_dtype": "auto", "model.state_dtype": "auto"}
 
@@ -266,6 +273,22 @@ def resumed(recorded: Config, requested: Config) -> Config:
             "; use another run_dir or the recorded values"
         )
     return requested
+
+
+def require_same(first: Settings, config: Config) -> None:
+    """Checks that this process has the settings of process 0.
+
+    Args:
+        first: what `to_dict` gives for the configuration of process 0.
+        config: this process's.
+
+    Raises:
+        InputError: they differ in a key that is not in `LOCAL`.
+    """
+    for key, theirs, mine in difference(from_settings(first), from_settings(to_dict(config))):
+        if key not in LOCAL:
+            values = f"{shown(mine)} here, but {shown(theirs)} in process 0"
+            raise InputError(f"{key} is {values}; give all the same command")
 
 
 def _replaced(config: Any, key: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ or a full disk, is made known to all before any acts on it: one that stops alone
 
 from collections.abc import Callable
 import ctypes
+import json
 import os
 import signal
 
@@ -14,7 +15,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import numpy as np
 
-from ddl_jax.config import DistributedConfig
+from ddl_jax.config import Config, DistributedConfig
+from ddl_jax.config.files import require_same, to_dict
 from ddl_jax.errors import InputError, RunError
 
 LONGEST = 1000  # bytes of a message that one process tells the others
@@ -101,6 +103,20 @@ def together[T](action: Callable[[], T]) -> T:
         if message:
             raise (InputError if message[0] == "I" else RunError)(f"process {process}: {message[1:]}")
     return result
+
+
+def require_same_settings(config: Config) -> None:
+    """Checks that all processes train the same: else they wait for each other forever, or train a mixture in silence.
+
+    Raises:
+        InputError: on all, where the settings of one are not those of process 0.
+    """
+    if jax.process_count() == 1:
+        return
+    text = np.frombuffer(json.dumps(to_dict(config)).encode(), np.uint8)
+    length = int(multihost_utils.broadcast_one_to_all(np.array(text.size)))
+    first = multihost_utils.broadcast_one_to_all(np.resize(text, length))
+    together(lambda: require_same(json.loads(np.asarray(first).tobytes()), config))
 
 
 def first_then_others[T](action: Callable[[], T]) -> T:

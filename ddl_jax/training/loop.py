@@ -20,7 +20,17 @@ from ddl_jax.training.checkpoint import Checkpoints
 from ddl_jax.training.clock import Clock
 from ddl_jax.training.display import Display, SteadyConsole, duration
 from ddl_jax.training.distributed import FAILED as SAVE_FAILED
-from ddl_jax.training.distributed import GO_ON, STOP, Agreement, anywhere, first_then_others, join, together, writes
+from ddl_jax.training.distributed import (
+    GO_ON,
+    STOP,
+    Agreement,
+    anywhere,
+    first_then_others,
+    join,
+    require_same_settings,
+    together,
+    writes,
+)
 from ddl_jax.training.health import Health
 from ddl_jax.training.metrics import MetricsLog
 from ddl_jax.training.run_directory import RunDirectory, RunFolder
@@ -50,6 +60,7 @@ def train(config: Config, stop: StopRequest | None = None) -> int:
         with contextlib.ExitStack() as stack:
             stop = stack.enter_context(StopRequest()) if stop is None else stop
             join(config.distributed)
+            require_same_settings(config)
             folder = RunDirectory if writes() else RunFolder
             run = first_then_others(lambda: stack.enter_context(folder(config)))
             console = SteadyConsole(highlight=False, soft_wrap=True, quiet=not writes())

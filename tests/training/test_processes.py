@@ -65,8 +65,11 @@ class Ended:
         self.out, self.errors = [out for out, _ in said], [error for _, error in said]
 
 
-def launch(config, processes=2, devices=2, at=(signal.SIGTERM, -1, 0), options=()) -> Ended:
-    """Trains with so many processes; `at` is a signal, the step at which it is sent, and the process that gets it."""
+def launch(config, processes=2, devices=2, at=(signal.SIGTERM, -1, 0), options=(), each=((), ())) -> Ended:
+    """Trains with so many processes; `at` is a signal, the step at which it is sent, and the process that gets it.
+
+    `options` are for all, `each` for one process each.
+    """
     file = Path(config.run_dir + ".yaml")
     file.write_text(dump_config(config))
     # Quick to compile, and the same program in every start.
@@ -79,7 +82,7 @@ def launch(config, processes=2, devices=2, at=(signal.SIGTERM, -1, 0), options=(
             command += ["--distributed.mode", "explicit", "--distributed.coordinator", address]
             command += ["--distributed.processes", str(processes), "--distributed.process_id", str(index)]
             command += ["--distributed.timeout", str(TIMEOUT)]
-        command += options
+        command += [*options, *each[index]]
         started.append(
             subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
@@ -191,6 +194,16 @@ def test_what_process_0_refuses_ends_all(folder):
     assert ended.codes == [2, 2]
     message = f"run_dir {config.run_dir!r} holds metrics.jsonl, but is no run of ours; use another run_dir\n"
     assert ended.errors == [f"error: {message}", f"error: process 0: {message}"]
+
+
+def test_other_settings_in_one_process_end_both_before_anything_is_trained(folder):
+    config = run(folder, "others")
+    options = [(), ("--optimizer.learning_rate", "0.5", "--data.workers", "1")]  # workers may differ
+    ended = launch(config, each=options)
+    assert ended.codes == [2, 2]
+    message = "optimizer.learning_rate is 0.5 here, but 0.01 in process 0; give all the same command\n"
+    assert ended.errors == [f"error: process 1: {message}", f"error: {message}"]
+    assert not os.path.exists(config.run_dir)
 
 
 def alone_on(config, *options: str) -> tuple[int, str]:
