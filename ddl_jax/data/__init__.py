@@ -86,7 +86,7 @@ def prepare(config: DataConfig, context_length: int, run_dir: Path) -> Corpus:
         text = {"documents": f"the {name} text", "shards": f"the {name} part of every shard"}[corpus.unit]
         raise InputError(
             f"model.context_length {context_length} exceeds {text} ({longest[name]:,} tokens, the last of "
-            f"which is only predicted); nearest: {most}"
+            f"which is only predicted); {f'nearest: {most}' if most > 0 else 'name more data'}"
         )
     return corpus
 

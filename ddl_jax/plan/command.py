@@ -57,17 +57,26 @@ def _is_additive(config: Config) -> bool:
     return config.model.residual.kind == "additive"
 
 
+def _on_devices(file: str, config: Config, count: int) -> Config:
+    from ddl_jax.plan.program import settled
+
+    try:
+        return settled(config).on(count)
+    except InputError as error:  # of several configurations, say which one
+        raise InputError(f"{file}: {error}" if file else str(error)) from None
+
+
 def _plan(configs: list[tuple[str, Config]], count: int, options: Any) -> int:
     from rich.console import Console
 
     from ddl_jax.plan import report
     from ddl_jax.plan.measure import additive, measure, parts, ratios, unnamed
     from ddl_jax.plan.policies import policies
-    from ddl_jax.plan.program import compiled_step, devices_for, settled
+    from ddl_jax.plan.program import compiled_step, devices_for
 
     devices = devices_for(count)
     results, baselines = [], {}
-    configs = [(name, settled(config).on(count)) for name, config in configs]
+    configs = [(name, _on_devices(name if options.files else "", config, count)) for name, config in configs]
     with Console(stderr=True).status("") as status:
 
         def measured(name, config, fitted):

@@ -89,9 +89,9 @@ def _saved(step: Step) -> dict[str, int]:
     return {f"{counts[a]} x {a}" if counts[a] > 1 else str(a): counts[a] * a.bytes for a in arrays}
 
 
-def ratios(result: dict[str, Any], baseline: dict[str, Any]) -> dict[str, float]:
-    """What `result` takes, as a multiple of what the baseline takes."""
-    return {name: result[name] / baseline[name] for name in COMPARED}
+def ratios(result: dict[str, Any], baseline: dict[str, Any]) -> dict[str, float | None]:
+    """What `result` takes, as a multiple of what the baseline takes; None of nothing (a tiny model has no products)."""
+    return {name: result[name] / baseline[name] if baseline[name] else None for name in COMPARED}
 
 
 def _largest(config: Config, step: Step, compiled: Callable[[Config], Step], fitted: bool) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 
 import jax
 from jax.experimental import multihost_utils
@@ -30,10 +31,13 @@ def join(config: DistributedConfig) -> None:
         config: resolved. Nothing happens in mode `none`, nor where the program has called `jax.distributed` itself.
 
     Raises:
-        InputError: mode `auto`, and no cluster that jax knows.
+        InputError: mode `auto`, and no cluster that jax knows; or process 0, and the coordinator's port is taken.
+        RunError: the processes did not meet.
     """
     if config.mode == "none" or jax.distributed.is_initialized():
         return
+    if config.process_id == 0:
+        _require_free(config)
     seconds = {"initialization_timeout": config.timeout, "heartbeat_timeout_seconds": config.timeout}
     who = dict(zip(("coordinator_address", "num_processes", "process_id"), _address(config), strict=True))
     # SIGTERM is our own affair (`ddl_jax.stop`): jax's service would take it away.
@@ -54,6 +58,18 @@ def join(config: DistributedConfig) -> None:
         f"another process has ended, or did not answer for distributed.timeout, {config.timeout} seconds; see what it "
         "said. The same command, given to all again, goes on from the last checkpoint"
     )
+
+
+def _require_free(config: DistributedConfig) -> None:
+    """Raises InputError where process 0 cannot listen on its port: jax would crash (0.11, 0.12: without a word)."""
+    port = int(config.coordinator.rpartition(":")[2])
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise InputError(
+            f"distributed.coordinator {config.coordinator!r}: port {port} cannot be listened on here "
+            f"({os.strerror(error.errno)}); give all processes another one"
+        ) from None
 
 
 def _address(config: DistributedConfig) -> tuple[str | None, int | None, int | None]:

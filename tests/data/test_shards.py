@@ -191,5 +191,7 @@ def test_prepare_opens_shards(tmp_path):
     }
     with pytest.raises(InputError, match="20 exceeds the validation part of every shard .20 tokens.*nearest: 19"):
         prepare(config(tmp_path, validation_fraction=0.2), 20, tmp_path / "run")
+    with pytest.raises(InputError, match="1 tokens, .*; name more data"):  # a context of 0 is not legal
+        prepare(config(tmp_path, validation_fraction=0.01), 19, tmp_path / "run")
     with pytest.raises(InputError, match=r"data.paths\[0\] .* matches no file"):
         prepare(config(tmp_path / "nowhere"), 19, tmp_path / "run")

@@ -11,7 +11,7 @@ import pytest
 from ddl_jax import plan
 from ddl_jax.config import Config, TransformerConfig
 from ddl_jax.errors import InputError
-from ddl_jax.plan import program
+from ddl_jax.plan import measure, program
 from pallas_kernels import h200, hopper
 from pallas_kernels.hopper import UnknownCustomCall, target
 from tests.h200 import needs_compiler
@@ -180,6 +180,19 @@ def test_what_cannot_be_planned_is_refused_in_one_line(arguments, message):
     with pytest.raises(InputError, match=message.replace("(", r"\(")) as refused:
         plan.main(arguments)
     assert "\n" not in str(refused.value)
+
+
+@needs_compiler
+def test_of_several_files_the_refused_one_is_named(tmp_path):
+    file = tmp_path / "odd.yaml"
+    file.write_text("training: {batch_size: 6}\n")
+    with pytest.raises(InputError, match=f"{file}: training.batch_size 6 does not divide"):
+        plan.main([FILES[0], str(file), "--devices", "8"])
+
+
+def test_a_ratio_to_nothing_is_none():
+    nothing = dict.fromkeys(measure.COMPARED, 1) | {"executed_flops_per_token": 0}
+    assert measure.ratios(nothing, nothing) == dict.fromkeys(measure.COMPARED, 1) | {"executed_flops_per_token": None}
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch):

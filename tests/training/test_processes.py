@@ -220,6 +220,17 @@ def test_a_coordinator_that_does_not_answer_is_said_in_time(folder):
     assert not os.path.exists(folder / "lost")
 
 
+def test_a_port_that_is_taken_is_said(folder):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ("--distributed.mode", "explicit", "--distributed.coordinator", f"127.0.0.1:{port}")
+        options += ("--distributed.processes", "2", "--distributed.process_id", "0")
+        code, line = alone_on(run(folder, "taken"), *options)
+    expected = f"error: distributed.coordinator '127.0.0.1:{port}': port {port} cannot be listened on here"
+    assert code == 2 and line.startswith(expected)
+    assert not os.path.exists(folder / "taken")
+
+
 def test_no_cluster_is_said(folder):
     code, line = alone_on(run(folder, "auto"), "--distributed.mode", "auto")
     assert code == 2 and line.startswith("error: distributed.mode 'auto' finds no cluster here that jax knows")
