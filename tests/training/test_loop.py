@@ -280,7 +280,8 @@ def test_a_request_before_jax_is_loaded_is_heard(tmp_path):
     file.write_text(dump_config(config))
     command = [sys.executable, "train.py", "--config", str(file)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    time.sleep(1)
+    while "jaxlib" not in Path(f"/proc/{process.pid}/maps").read_text():  # until the import has begun
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     said, error = process.communicate(timeout=120)
     assert process.returncode == 3, error
