@@ -83,11 +83,10 @@ def kept_bytes(config: Config, devices: Sequence[jax.Device]) -> int:
 def computed_again(config: Config) -> float:
     """The matrix products that backward computes again, as a share of the step's FLOPs (by formula)."""
     model = config.model
+    total, backward = flops_per_token(model), model.residual.backward
+    outputs = 2 * model.layers * (model.heads * model.head_dim + hidden_width(model.width)) * model.width
     if model.remat == "layer":
-        return (flops_per_token(model) / 3 - 2 * model.vocab_size * model.width) / flops_per_token(model)
-    if model.remat != "branch":
-        return 0.0
-    if model.residual.backward is None:  # an addition's gradient does not ask for the output
-        return 0.0
-    outputs = (model.heads * model.head_dim + hidden_width(model.width)) * model.width
-    return 2 * model.layers * outputs / flops_per_token(model)
+        layers = total / 3 - 2 * model.vocab_size * model.width
+        return (layers - outputs * (backward == "reversible")) / total  # which keeps the outputs
+    # An addition's gradient does not ask for the output.
+    return outputs / total if model.remat == "branch" and backward is not None else 0.0

@@ -117,8 +117,8 @@ def _forward(parts, state, x, shadow, policy):
     written, of_write = jax.vjp(_write, *arguments, saveable_args=(False,) * 5 + (True, True))
     # Without x only the sublayer's own output can be had again: x takes X, and X takes h.
     again = policy == "branch" and isinstance(parts.update.direction, SublayerDirection)
-    hidden, h = None if policy == "layer" else hidden, None if again else edit[0]
-    return written, (parts, _Kept(hidden, h, of_hidden, of_edit, of_write))
+    hidden, of_hidden = (None, None) if policy == "layer" else (hidden, of_hidden)
+    return written, (parts, _Kept(hidden, None if again else edit[0], of_hidden, of_edit, of_write))
 
 
 def _backward(policy, saved, cotangents):
@@ -130,11 +130,13 @@ def _backward(policy, saved, cotangents):
     # The state before the edit is there now, and so is what was read from it.
     x = parts.reader(state)
     context, of_norm = jax.vjp(lambda norm, x: norm(x), parts.norm, x)
-    hidden = parts.sublayer.hidden(context) if kept.hidden is None else kept.hidden
+    if kept.hidden is None:
+        hidden, of_hidden = jax.vjp(_hidden, parts.sublayer, context)
+    else:
+        hidden, of_hidden = kept.hidden, kept.of_hidden.replace(args_res=[parts.sublayer, context])
     given = [parts.sublayer, parts.update, hidden, context, x]
     d_sublayer, d_update_too, d_hidden, d_context, d_x = kept.of_edit.replace(args_res=given)(tuple(d_edit))
-    given = [parts.sublayer, context]
-    d_sublayer_too, d_context_too = kept.of_hidden.replace(args_res=given)(d_hidden)
+    d_sublayer_too, d_context_too = of_hidden(d_hidden)
     d_norm, d_x_too = of_norm(d_context + d_context_too)
 
     d_parts = Sublayer(

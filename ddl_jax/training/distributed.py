@@ -44,6 +44,7 @@ def join(config: DistributedConfig) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     where = f" at distributed.coordinator {config.coordinator!r}" if config.coordinator else ""
     _last_words(f"the processes did not all meet{where} within distributed.timeout, {config.timeout} seconds")
+    visible = jax.config.values["jax_cuda_visible_devices"]
     try:
         jax.distributed.initialize(**who, **seconds, shutdown_timeout_seconds=config.timeout)
     except ValueError as error:
@@ -54,6 +55,9 @@ def join(config: DistributedConfig) -> None:
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise RunError(f"the processes did not meet{where}: {reason}") from error
+    if "JAX_LOCAL_DEVICE_IDS" not in os.environ:
+        # Under SLURM and MPI, jax leaves a process one GPU, as if each GPU had its own. Ours has all that it sees.
+        jax.config.update("jax_cuda_visible_devices", visible)
     _last_words(
         f"another process has ended, or did not answer for distributed.timeout, {config.timeout} seconds; see what it "
         "said. The same command, given to all again, goes on from the last checkpoint"

@@ -103,6 +103,8 @@ def test_four_channels_cost_no_memory_and_a_quarter_of_the_bytes(small, capsys):
     assert all((p["again"] > 0) == (p["remat"] in ("branch", "layer")) for p in branch["policies"])
     (share,) = {p["again"] for p in branch["policies"] if p["remat"] == "branch"}
     assert share == pytest.approx(again / branch["flops_per_token"])
+    layers = {p["backward"]: p["again"] for p in branch["policies"] if p["remat"] == "layer"}
+    assert layers["saved"] - layers["reversible"] == pytest.approx(share)  # which keeps the outputs
 
 
 @needs_compiler

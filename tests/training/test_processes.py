@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ddl_jax.config.files import dump_config
-from tests.training.runs import ROOT, environment, exact_metrics, final_state, metrics, tiny_config
+from tests.training.runs import ROOT, environment, exact_metrics, final_state, metrics, python, tiny_config
 
 STEPS, TIMEOUT = 10, 10
 
@@ -234,3 +234,24 @@ def test_a_port_that_is_taken_is_said(folder):
 def test_no_cluster_is_said(folder):
     code, line = alone_on(run(folder, "auto"), "--distributed.mode", "auto")
     assert code == 2 and line.startswith("error: distributed.mode 'auto' finds no cluster here that jax knows")
+
+
+JOIN = """
+import jax
+from ddl_jax.config import DistributedConfig
+from ddl_jax.training.distributed import join
+join(DistributedConfig(mode="auto", timeout=20))
+print(jax.process_count(), jax.config.values["jax_cuda_visible_devices"])
+"""
+
+
+@pytest.mark.parametrize(("chosen", "visible"), [({}, "all"), ({"JAX_LOCAL_DEVICE_IDS": "2,3"}, "2,3")])
+def test_under_slurm_a_process_has_all_gpus_of_its_machine(monkeypatch, chosen, visible):
+    """jax by itself takes it to have one, that of its number on the machine."""
+    slurm = {"JOB_ID": 1, "STEP_NODELIST": "localhost", "STEP_NUM_NODES": 1, "NTASKS": 1, "PROCID": 0, "LOCALID": 0}
+    for name, value in slurm.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    for name, value in ({"JAX_COORDINATOR_PORT": str(free_port())} | chosen).items():
+        monkeypatch.setenv(name, value)
+    result = python(JOIN)
+    assert result.stdout == f"1 {visible}\n", result.stderr

@@ -11,6 +11,7 @@ import pytest
 
 from ddl_jax.config import Config, GateConfig, ResidualConfig, TrainingConfig, TransformerConfig, ValueConfig
 from ddl_jax.training.step import Batch, init_state, make_train_step, model_graph, total_nats
+from pallas_kernels.traffic.jaxprs import inner_jaxprs
 from tests.quick import QUICK
 from tests.training.runs import python
 
@@ -129,6 +130,22 @@ def test_what_a_layer_keeps():
     assert elements("CC", "saved", "layer") == (V + 1) * WIDTH
     # XLA's attention, RoPE, silu and the norms keep their own.
     assert elements("CC", "saved", "none") > 1.4 * elements("CC", "saved", "elementwise")
+
+
+def softmaxes(backward, remat) -> int:
+    """How often a gradient computes one."""
+
+    def count(jaxpr):
+        inner = [count(sub) for equation in jaxpr.eqns for sub in inner_jaxprs(equation.params)]
+        return sum(equation.primitive.name == "reduce_max" for equation in jaxpr.eqns) + sum(inner)
+
+    gradient = jax.make_jaxpr(jax.grad(nats(configuration("CC", backward, remat))))
+    return count(gradient(*parameters_and_batch("CC")).jaxpr)
+
+
+@pytest.mark.parametrize("backward", ["saved", "reversible"])
+def test_attention_is_computed_again_only_once(backward):
+    assert softmaxes(backward, "layer") == 3  # attention's in forward and backward, and the loss's
 
 
 def test_a_step_with_accumulation_and_the_chunked_loss():
