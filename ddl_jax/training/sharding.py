@@ -50,18 +50,26 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def rows(config: Config, mesh: Mesh) -> tuple[int, int]:
     """(index, count): this process has the sequences [index·B/count, (index+1)·B/count) of each batch of B.
 
-    Processes that share their sequences, as where `tensor` spans machines, have the same index.
+    Processes that share their sequences, as where `tensor` spans machines, have the same index. One whose sequences are
+    no such part has all of them.
     """
     shape = (config.training.batch_size, config.model.context_length)
     parts = {
         part[0].indices(shape[0])[:2] for part in batch_sharding(mesh).addressable_devices_indices_map(shape).values()
     }
-    start, stop = min(parts)[0], max(parts)[1]
-    return start // (stop - start), shape[0] // (stop - start)
+    return part_of(min(parts)[0], max(parts)[1], shape[0])
+
+
+def part_of(start: int, stop: int, total: int) -> tuple[int, int]:
+    """The rows [start, stop) of `total` as (index, count) of equal parts, or (0, 1) where they are no such part."""
+    size = stop - start
+    return (start // size, total // size) if start % size == 0 == total % size else (0, 1)
 
 
 def place_rows(batch: Batch, config: Config, mesh: Mesh) -> Batch:
     """A batch on the mesh, of which each process gives the sequences that `rows` tells."""
+    if rows(config, mesh) == (0, 1):
+        return place_batch(batch, mesh)
     shape = (config.training.batch_size, config.model.context_length)
     place = functools.partial(jax.make_array_from_process_local_data, batch_sharding(mesh), global_shape=shape)
     return jax.tree.map(place, batch)

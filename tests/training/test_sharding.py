@@ -16,7 +16,7 @@ import pytest
 from ddl_jax.config import MeshConfig, TransformerConfig
 from ddl_jax.errors import InputError
 from ddl_jax.partition import BATCH_AXES, spec
-from ddl_jax.training.sharding import make_mesh, placed_batch, placed_state
+from ddl_jax.training.sharding import make_mesh, part_of, placed_batch, placed_state
 from ddl_jax.training.step import init_state, make_train_step, model_graph
 from ddl_jax.transformer import Transformer
 from pallas_kernels import hopper
@@ -171,3 +171,11 @@ def test_the_state_and_batch_of_one_device():
     assert batch.tokens.shape == batch.targets.shape == (BATCH, TOKENS) and batch.tokens.dtype == jnp.int32
     with pytest.raises(InputError, match="mesh.data 3 .* not the number of devices, 1; nearest: 1, or -1"):
         make_mesh(dataclasses.replace(config, mesh=MeshConfig(data=3)), jax.devices()[:1])
+
+
+@pytest.mark.parametrize("start, stop, expected", [
+    (0, 30, (0, 1)), (10, 20, (1, 3)), (25, 30, (5, 6)), (0, 12, (0, 1)), (12, 24, (0, 1)), (5, 15, (0, 1)),
+])  # fmt: skip
+def test_rows_are_an_equal_part_or_all(start, stop, expected):
+    """As where `tensor` straddles processes: (0, 12) of 30 are no equal part."""
+    assert part_of(start, stop, 30) == expected
