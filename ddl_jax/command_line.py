@@ -153,7 +153,8 @@ def exit_code(command: Callable[[], int]) -> int:
         # jax's CUDA plugin, installed to compile for GPUs that are elsewhere, would say at length what it misses.
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     # Of a GPU's memory: jax takes three quarters unless told, and `plan` counts on 141 of an H200's 150 GB.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # its old name
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.95")
     try:
         return command()
     except InputError as error:
