@@ -150,7 +150,9 @@ if __name__ == "__main__":
 @pytest.fixture
 def start(tmp_path, room_alone):
     """Starts the program with an argument; returns it and its workers' process ids."""
-    (tmp_path / "program.py").write_text(room_alone + PROGRAM)
+    # A job in the background of a shell is started with Ctrl-C ignored, and all that it starts.
+    heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    (tmp_path / "program.py").write_text(heard + room_alone + PROGRAM)
     (tmp_path / "temporary").mkdir()
     return functools.partial(_start, tmp_path)
 
