@@ -7,6 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ddl_jax.cache import Cache, of
 from ddl_jax.config import ResidualConfig
 from ddl_jax.linear import project
 from ddl_jax.remat import PRODUCT
@@ -29,14 +30,15 @@ class AdditiveUpdate(nnx.Module):
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         pass
 
-    def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
+    def write(self, state: State, branch: Features, context: Features, x: Features, cache: Cache | None = None):
+        """The new state."""
         h = branch.astype(jnp.float32)[:, :, None]
         return (state.astype(jnp.float32) + h).astype(state.dtype)
 
-    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader):
+    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader, cache=None):
         """The new state and what `reader` sees of it."""
         state = self.write(state, branch, context, x)
-        return state, reader(state)
+        return state, reader(state, of(cache, "read"))
 
     def diagnostics(self, state: State, branch: Features, context: Features, x: Features) -> dict[str, Array]:
         return {}
@@ -55,9 +57,9 @@ class DeltaUpdate(nnx.Module):
         # Value and gate are both linear in the context.
         self.joint = config.value.constant is None and config.value.source == "context" and config.gate.hidden == 0
 
-    def edit(self, branch: Features, context: Features, x: Features):
+    def edit(self, branch: Features, context: Features, x: Features, cache: Cache | None = None):
         """h (B, T, d), v (B, T, V) and β (B, T)."""
-        h = self.direction(branch, context)
+        h = self.direction(branch, context, cache)
         if not self.joint:
             return h, self.value(branch, context, x), self.gate(context)
         # One pass over the context, and one over its gradient, for both.
@@ -69,16 +71,17 @@ class DeltaUpdate(nnx.Module):
         kernel = {"implementation": self.kernel, "token_axes": self.token_axes}
         return {"epsilon": self.epsilon, "erase": self.erase, **kernel}
 
-    def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
-        h, v, β = self.edit(branch, context, x)
+    def write(self, state: State, branch: Features, context: Features, x: Features, cache: Cache | None = None):
+        """The new state."""
+        h, v, β = self.edit(branch, context, x, cache)
         return rewrite(state, h, v, β, **self._options())
 
-    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader):
+    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader, cache=None):
         """The new state and what `reader` sees of it, in one pass over the state where the reader allows it."""
         if not isinstance(reader, ChannelReader):
-            state = self.write(state, branch, context, x)
-            return state, reader(state)
-        h, v, β = self.edit(branch, context, x)
+            state = self.write(state, branch, context, x, of(cache, "write"))
+            return state, reader(state, of(cache, "read"))
+        h, v, β = self.edit(branch, context, x, of(cache, "write"))
         return rewrite_and_read(state, h, v, β, reader.weights(), **self._options())
 
     def reversible_write_then_read(self, state: State, shadow: State, h: Features, v, β, reader):
