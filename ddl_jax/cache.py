@@ -2,20 +2,20 @@
 
 A module that mixes tokens takes `cache=None`. Without one its input is a whole sequence. With one it is the next tokens
 of each row: the module takes what it needs of those before from the cache, and leaves there what the next call will
-need. Arrays live in nested dictionaries (`kept`), an ordinary pytree; a `Cache` is a view of them while a function is
-traced.
+need. Arrays live in a dictionary (`kept`), an ordinary pytree; a `Cache` is a view of it while a function is traced.
 
 Rows of different lengths are padded on the left. Nothing else has to know: a padding token has the embedding 0, of
 which every norm, product, convolution and edit makes 0 again (h = 0 ⇒ X' = X), so that it leaves no trace in a history.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 Heads = Float[Array, "batch tokens heads dim"]
+Kept = dict[str, Array]
 
 
 class Now(NamedTuple):
@@ -61,31 +61,40 @@ class Cache:
     Args:
         now: the tokens being taken in.
         kept: filled and changed in place; empty before the first tokens.
+        path: in front of the names of what this module keeps.
     """
 
-    def __init__(self, now: Now, kept: dict[str, Any]):
-        self.now, self.kept = now, kept
+    def __init__(self, now: Now, kept: Kept, path: str = ""):
+        self.now, self.kept, self.path = now, kept, path
 
     def of(self, name: str) -> "Cache":
         """The part that belongs to `name`."""
-        return Cache(self.now, self.kept.setdefault(name, {}))
+        return Cache(self.now, self.kept, f"{self.path}{name}/")
+
+    def copy(self) -> "Cache":
+        """A cache whose changes are nobody else's."""
+        return Cache(self.now, dict(self.kept), self.path)
 
     def with_history(self, x: Float[Array, "batch tokens *rest"], steps: int) -> Float[Array, "batch more *rest"]:
         """x after the `steps` tokens before it, if there are any; the last `steps` of all are kept."""
-        whole = x if self.now.slot is None else jnp.concatenate([self.kept["history"], x], axis=1)
+        name = f"{self.path}history"
+        whole = x if self.now.slot is None else jnp.concatenate([self.kept[name], x], axis=1)
         missing = [(0, 0), (max(steps - whole.shape[1], 0), 0)] + [(0, 0)] * (x.ndim - 2)
-        self.kept["history"] = jnp.pad(whole, missing)[:, max(whole.shape[1] - steps, 0) :]
+        self.kept[name] = jnp.pad(whole, missing)[:, max(whole.shape[1] - steps, 0) :]
         return whole
 
-    def remember(self, key: Heads, value: Heads) -> tuple[Heads, Heads]:
-        """Keeps the tokens' keys and values; returns those that attention looks at, in the mask's order."""
-        now = self.now
-        if now.slot is None:
-            self.kept.update(keys=_ring(key, now.slots), values=_ring(value, now.slots))
-            return key, value
-        for name, new in (("keys", key), ("values", value)):
-            self.kept[name] = jax.lax.dynamic_update_slice_in_dim(self.kept[name], new, now.slot, axis=1)
-        return self.kept["keys"], self.kept["values"]
+    def remember(self, key: Heads, value: Heads) -> None:
+        """Keeps the tokens' keys and values."""
+        for name, new in ((f"{self.path}keys", key), (f"{self.path}values", value)):
+            if self.now.slot is None:
+                self.kept[name] = _ring(new, self.now.slots)
+            else:
+                self.kept[name] = jax.lax.dynamic_update_slice_in_dim(self.kept[name], new, self.now.slot, axis=1)
+
+    def recall(self, query: Heads) -> Heads:
+        """What one token sees of the keys and values kept."""
+        key, value = (self.kept[f"{self.path}{name}"] for name in ("keys", "values"))
+        return _mixed(query, key, value, self.now.mask)
 
 
 def of(cache: Cache | None, name: str) -> Cache | None:
@@ -101,15 +110,16 @@ def _ring(x: Heads, slots: int) -> Heads:
     return jnp.roll(x[:, tokens - slots :], tokens % slots, axis=1)
 
 
-def mixed(query: Heads, key: Heads, value: Heads, mask: Bool[Array, "batch 1 tokens keys"]) -> Heads:
-    """softmax(q kᵀ / √D) v under a mask."""
+def _mixed(query: Heads, key: Heads, value: Heads, mask: Bool[Array, "batch 1 tokens keys"]) -> Heads:
     return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
 
 
 def attend(query: Heads, key: Heads, value: Heads, cache: Cache | None, implementation: str | None = None) -> Heads:
     """Causal attention, of whole sequences or through a cache."""
     if cache is not None:
-        key, value = cache.remember(key, value)
+        cache.remember(key, value)
+        if cache.now.slot is not None:
+            return cache.recall(query)
         if cache.now.mask is not None:
-            return mixed(query, key, value, cache.now.mask)
+            return _mixed(query, key, value, cache.now.mask)
     return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=implementation)

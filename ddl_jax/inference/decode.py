@@ -7,14 +7,14 @@ stack, it takes more than twice as long on a CPU.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ddl_jax.cache import Cache, first, following
+from ddl_jax.cache import Cache, Kept, first, following
 from ddl_jax.config import TransformerConfig
 from ddl_jax.parameters import at
 from ddl_jax.residual import Connection
@@ -23,7 +23,6 @@ from ddl_jax.transformer.block import SUBLAYERS, Block
 from ddl_jax.transformer.model import dtype_of, head
 from ddl_jax.transformer.norm import RMSNorm
 
-Kept = dict[str, Any]
 Layer = tuple[Block, tuple[Connection, ...]]
 Logits = Float[Array, "batch vocab"]
 
@@ -35,6 +34,7 @@ class Past(NamedTuple):
     padding: Int[Array, " batch"]  # columns before each row's first token
     start: Kept  # of the expansion and the first read
     layers: tuple[Kept, ...]
+    skipped: Int[Array, ""]  # sublayers that no row needed, over all steps (`ddl_jax.inference.skipping`)
 
 
 @jax.tree_util.register_dataclass
@@ -112,7 +112,8 @@ def prefill(
     def layer(carry, parameters):
         block, connections = parameters
         cache = Cache(now, {})
-        return _through((block, [at(connections, i) for i in range(SUBLAYERS)]), *carry, cache), cache.kept
+        state, x, _ = _through((block, tuple(at(connections, i) for i in range(SUBLAYERS))), *carry, cache)
+        return (state, x), cache.kept
 
     (_, x), kept = jax.lax.scan(layer, (state, x), (model.blocks, connections))
     logits = head(model.final_norm(x[:, -1]), model.head_weight())
@@ -121,6 +122,7 @@ def prefill(
         padding=jnp.zeros(len(tokens), jnp.int32) if padding is None else padding,
         start=start.kept,
         layers=tuple(at(kept, number) for number in range(model.config.layers)),
+        skipped=jnp.int32(0),
     )
     return logits, past
 
@@ -131,24 +133,48 @@ def step(decoder: Decoder, token: Int[Array, " batch"], past: Past) -> tuple[Log
     Returns:
         Logits of each row's next token, and the past with this one.
     """
-    keys = past.layers[0]["0"]["keys"]
+    keys = past.layers[0]["0/keys"]
     now = following(past.column, keys.shape[1], past.padding)
     start = Cache(now, past.start)
     embedding = decoder.embedding[token][:, None]
     state = decoder.expansion(embedding, start.of("expansion")).astype(dtype_of(decoder.config.state_dtype))
     x = decoder.first_reader(state, start.of("read 0"))
+    skipped = past.skipped
     for layer, kept in zip(decoder.layers, past.layers, strict=True):
-        state, x = _through(layer, state, x, Cache(now, kept))
+        state, x, here = _through(layer, state, x, Cache(now, kept))
+        skipped += here
     logits = head(decoder.final_norm(x[:, 0]), decoder.head)
-    return logits, past._replace(column=past.column + 1)
+    return logits, past._replace(column=past.column + 1, skipped=skipped)
 
 
 def _through(layer: Layer, state, x, cache: Cache):
-    """The state after a layer, and what comes to be read next."""
+    """The state after a layer, what comes to be read next, and how many sublayers no row needed."""
     block, connections = layer
+    skipped = jnp.int32(0)
     for i, ((norm, sublayer), connection) in enumerate(zip(block.sublayers(), connections, strict=True)):
-        here = cache.of(str(i))
-        context = norm(x)
-        branch = sublayer(context, here)
-        state, x = connection.write_then_read(state, branch, context, x, here)
-    return state, x
+        here, context = cache.of(str(i)), norm(x)
+        if connection.update.skip_below and cache.now.slot is not None:
+            state, x, skip = _unless_needless(state, x, context, sublayer, connection, here)
+            skipped += skip
+        else:
+            branch = sublayer(context, here)
+            state, x = connection.write_then_read(state, branch, context, x, here)
+    return state, x, skipped
+
+
+def _unless_needless(state, x, context, sublayer, connection, cache: Cache):
+    """One token through a sublayer, which is left out where every row's gate is below the threshold.
+
+    β needs the context alone. What later tokens will look at is kept in either case.
+    """
+    update, write = connection.update, cache.of("write")
+    remembered = sublayer.remember(context, cache)
+    update.direction.remember(context, write)
+
+    def written():
+        branch = sublayer.recall(remembered, cache)
+        return update.write(state, branch, context, x, write.copy())
+
+    needless = jnp.all(update.gate(context) < update.skip_below)
+    state = jax.lax.cond(needless, lambda: state, written)
+    return state, connection.next_reader(state, cache.of("read")), needless.astype(jnp.int32)

@@ -18,6 +18,9 @@ class SublayerDirection(nnx.Module):
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         pass
 
+    def remember(self, context: Features, cache: Cache) -> None:
+        """Keeps what later tokens need of these, when their edit is left out: nothing."""
+
     def __call__(self, branch: Features, context: Features, cache: Cache | None = None) -> Features:
         return branch
 
@@ -29,6 +32,9 @@ class MlpDirection(nnx.Module):
         std = 0.5 / width**0.5
         self.input = normal(rngs, (width, config.direction_width), std, axes=("width", None))
         self.output = normal(rngs, (config.direction_width, width), std, axes=(None, "width"))
+
+    def remember(self, context: Features, cache: Cache) -> None:
+        """Keeps what later tokens need of these, when their edit is left out: nothing."""
 
     def __call__(self, branch: Features, context: Features, cache: Cache | None = None) -> Features:
         return project(jax.nn.gelu(project(context, self.input)), self.output)
@@ -43,6 +49,10 @@ class AttentionDirection(nnx.Module):
         self.key = normal(rngs, (width, config.direction_width), std, axes=("width", None))
         self.value = normal(rngs, (width, config.direction_width), std, axes=("width", None))
         self.output = normal(rngs, (config.direction_width, width), std, axes=(None, "width"))
+
+    def remember(self, context: Features, cache: Cache) -> None:
+        """Keeps what later tokens need of these, when their edit is left out: keys and values."""
+        cache.remember(*(project(context, w)[:, :, None] for w in (self.key, self.value)))
 
     def __call__(self, branch: Features, context: Features, cache: Cache | None = None) -> Features:
         query, key, value = (project(context, w)[:, :, None] for w in (self.query, self.key, self.value))

@@ -27,6 +27,8 @@ Features = Float[Array, "batch tokens width"]
 class AdditiveUpdate(nnx.Module):
     """X' = X + h in every channel: the plain residual addition, and its expanded control."""
 
+    skip_below = 0.0  # it has no gate
+
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         pass
 
@@ -55,17 +57,23 @@ class DeltaUpdate(nnx.Module):
         self.value = Value(config.value, width, config.value_channels, rngs)
         self.gate = Gate(config.gate, width, rngs)
         # Value and gate are both linear in the context.
+        self.skip_below = 0.0  # edits with a gate below it are left out (`ddl_jax.inference.skipping`)
         self.joint = config.value.constant is None and config.value.source == "context" and config.gate.hidden == 0
 
     def edit(self, branch: Features, context: Features, x: Features, cache: Cache | None = None):
         """h (B, T, d), v (B, T, V) and β (B, T)."""
         h = self.direction(branch, context, cache)
+        v, β = self._target(branch, context, x)
+        return h, v, jnp.where(β < self.skip_below, 0, β) if self.skip_below else β
+
+    def _target(self, branch: Features, context: Features, x: Features):
+        """v and β."""
         if not self.joint:
-            return h, self.value(branch, context, x), self.gate(context)
+            return self.value(branch, context, x), self.gate(context)
         # One pass over the context, and one over its gradient, for both.
         weights = jnp.concatenate([self.value.weight[...], self.gate.output[...][None]])
         products = checkpoint_name(project(context.astype(jnp.float32), weights.T, "highest"), PRODUCT)
-        return h, self.value.of(products[..., :-1]), self.gate.of(products[..., -1])
+        return self.value.of(products[..., :-1]), self.gate.of(products[..., -1])
 
     def _options(self) -> dict[str, Any]:
         kernel = {"implementation": self.kernel, "token_axes": self.token_axes}

@@ -46,6 +46,12 @@ class Attention(nnx.Module):
         self, context: Float[Array, "batch tokens width"], cache: Cache | None = None
     ) -> Float[Array, "batch tokens heads dim"]:
         """What each head gives: what backward cannot do without."""
+        query, key, value = self._query_key_value(context, cache)
+        heads = attend(query, key, value, cache, self.implementation)
+        # What cuDNN gives is kept without a name (`ddl_jax.remat`), and named it would be kept twice.
+        return heads if self.implementation == "cudnn" else checkpoint_name(heads, PRODUCT)
+
+    def _query_key_value(self, context, cache):
         query, key, value = jnp.unstack(checkpoint_name(project(context, self.qkv), PRODUCT), axis=-3)
         positions = jnp.arange(query.shape[1]) if cache is None else cache.now.positions
         angles = rope_angles(positions, query.shape[-1])
@@ -54,10 +60,7 @@ class Attention(nnx.Module):
             # One gain for all heads, of which a device may have some.
             query_norm, key_norm = jax.tree.map(entering, (self.query_norm, self.key_norm))
             query, key = query_norm(query), key_norm(key)
-        query, key = query.astype(value.dtype), key.astype(value.dtype)
-        mixed = attend(query, key, value, cache, self.implementation)
-        # What cuDNN gives is kept without a name (`ddl_jax.remat`), and named it would be kept twice.
-        return mixed if self.implementation == "cudnn" else checkpoint_name(mixed, PRODUCT)
+        return query.astype(value.dtype), key.astype(value.dtype), value
 
     def branch(self, hidden: Float[Array, "batch tokens heads dim"]) -> Float[Array, "batch tokens width"]:
         """The sublayer's output, h."""
@@ -65,3 +68,13 @@ class Attention(nnx.Module):
 
     def __call__(self, context: Float[Array, "batch tokens width"], cache: Cache | None = None):
         return self.branch(self.hidden(context, cache))
+
+    def remember(self, context: Float[Array, "batch 1 width"], cache: Cache) -> Float[Array, "batch 1 heads dim"]:
+        """Keeps what later tokens need of this one, its key and value. Gives what `recall` takes, its query."""
+        query, key, value = self._query_key_value(context, cache)
+        cache.remember(key, value)
+        return query
+
+    def recall(self, query: Float[Array, "batch 1 heads dim"], cache: Cache) -> Float[Array, "batch 1 width"]:
+        """The sublayer's output, h, for a token remembered before."""
+        return self.branch(cache.recall(query))

@@ -34,3 +34,11 @@ class Mlp(nnx.Module):
 
     def __call__(self, context: Float[Array, "batch tokens width"], cache: Cache | None = None):
         return self.branch(self.hidden(context))
+
+    def remember(self, context: Float[Array, "batch tokens width"], cache: Cache):
+        """Keeps what later tokens need of these: nothing. Gives what `recall` takes."""
+        return context
+
+    def recall(self, context: Float[Array, "batch tokens width"], cache: Cache):
+        """The sublayer's output, h, for tokens remembered before."""
+        return self(context)

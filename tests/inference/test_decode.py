@@ -10,6 +10,7 @@ import pytest
 
 from ddl_jax.config import GateConfig, ResidualConfig, TransformerConfig
 from ddl_jax.inference.decode import decoder, prefill, step
+from ddl_jax.inference.skipping import skipping
 from ddl_jax.plan.sizes import cache_bytes
 from ddl_jax.transformer import Transformer
 from tests.quick import QUICK
@@ -114,9 +115,9 @@ def test_the_cache_is_as_large_as_planned(name, dtypes):
     kept = jax.tree.leaves_with_path((past.start, past.layers))
     found = {"keys_and_values": 0, "direction": 0, "readers": 0, "expansion": 0}
     for path, leaf in kept:
-        keys = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-        part = "expansion" if "expansion" in keys else "readers" if keys[-1] == "history" else "keys_and_values"
-        found["direction" if "write" in keys else part] += leaf.size * leaf.dtype.itemsize
+        names = path[-1].key.split("/")
+        part = "expansion" if "expansion" in names else "readers" if names[-1] == "history" else "keys_and_values"
+        found["direction" if "write" in names else part] += leaf.size * leaf.dtype.itemsize
     assert {part: size for part, size in found.items() if size} == planned
 
 
@@ -126,3 +127,18 @@ def test_steps_multiply_in_the_compute_dtype():
     block, connections = laid_out.layers[1]
     assert block.attention.qkv.dtype == block.mlp.output.dtype == laid_out.head.dtype == jnp.bfloat16
     assert connections[0].update.gate.output.dtype == laid_out.embedding.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", ["CC", "TC", "attention"])
+def test_skipping_gives_what_the_model_without_these_edits_gives(name):
+    """Also where some rows of a batch need a sublayer and others do not; and keys are kept of what is skipped."""
+    model, tokens = make_model(STREAMS[name]), some_tokens()
+    lengths, steps = np.array([3, 1, 2]), 9
+    found = {}
+    for below in (0.6, 1.0):
+        skips = skipping(model, below)
+        full = np.asarray(jax.jit(lambda tokens, skips=skips: skips(tokens), compiler_options=QUICK)(tokens))
+        found[below] = decoded(skips, tokens, lengths, slots=TOKENS, steps=steps)
+        for row, length in enumerate(lengths):
+            assert_equal(found[below][row], full[row, length - 1 : length + steps])
+    assert np.max(np.abs(found[0.6] - found[1.0])) > 0.1
