@@ -22,7 +22,7 @@ KEYS_AND_VALUES = 2 * 12 * 8 * 1024 * 768 * 2
 @pytest.mark.parametrize("residual, channels, others", [
     ({"kind": "additive"}, 1, {}),
     ({"reader": "channel", "expansion": "repeat"}, 4, {}),
-    ({"reader": "channel", "expansion": "convolution"}, 4, {"expansion": 8 * 3 * 768 * 2}),
+    ({"reader": "channel", "expansion": "convolution"}, 4, {"expansion": 8 * 3 * 768 * 4}),
     ({"reader": "token", "reader_taps": 3, "expansion": "repeat"}, 4, {"readers": 25 * 8 * 2 * 768 * 4 * 2}),
     ({"value_channels": 1, "direction": "attention"}, 1, {"direction": 2 * 24 * 8 * 1024 * 192 * 2}),
 ])  # fmt: skip
