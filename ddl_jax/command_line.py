@@ -41,14 +41,7 @@ def config_parser(command: str, description: str, several: bool = False) -> json
         The parser, to which a command adds arguments of its own (their names must not be settings).
     """
     files = "[FILE ...] " if several else ""
-    parser = jsonargparse.ArgumentParser(
-        prog=command,
-        description=description,
-        usage=f"%(prog)s {files}[--config FILE ...] [--KEY VALUE ...]",
-        formatter_class=argparse.HelpFormatter,
-        exit_on_error=False,
-        allow_abbrev=False,
-    )
+    parser = _parser(command, description, f"%(prog)s {files}[--config FILE ...] [--KEY VALUE ...]")
     if several:
         parser.add_argument("files", nargs="*", metavar="FILE", help="configurations to compare, before any option")
     overlaid = " (over each of the FILEs)" if several else ""
@@ -71,6 +64,27 @@ def config_parser(command: str, description: str, several: bool = False) -> json
             f"--{key}", metavar=_metavar(field.type), default=argparse.SUPPRESS, help=_help(field, section)
         )
     return parser
+
+
+def run_parser(command: str, description: str) -> jsonargparse.ArgumentParser:
+    """A parser that knows `--run DIR`, for a command that uses a trained run; to it, as to that of `config_parser`.
+
+    A parsed `run` is None where it was not given: `parse` refuses no command line for what it lacks.
+    """
+    parser = _parser(command, description, "%(prog)s --run DIR [--KEY VALUE ...]")
+    parser.add_argument("--run", metavar="DIR", help="folder of a trained run, its run_dir")
+    return parser
+
+
+def _parser(command: str, description: str, usage: str) -> jsonargparse.ArgumentParser:
+    return jsonargparse.ArgumentParser(
+        prog=command,
+        description=description,
+        usage=usage,
+        formatter_class=argparse.HelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
 
 
 def _metavar(hint: Any) -> str:
