@@ -7,9 +7,11 @@ from pathlib import Path
 import sys
 
 import lm_eval
+import lm_eval.tasks
 from lm_eval.tasks import TaskManager
 
 from ddl_jax.errors import InputError, did_you_mean
+from ddl_jax.evaluation import paper
 from ddl_jax.evaluation.harness import HarnessModel
 from ddl_jax.evaluation.hub import recipe
 
@@ -23,16 +25,18 @@ def find_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
 
     Args:
         names: as `--tasks` has them.
-        include_path: a folder of tasks of one's own. Where all are found there, the library's thousands are not read.
+        include_path: a folder of tasks of one's own. Where all are found there, or all are the paper's, the library's
+            thousands are not read.
 
     Raises:
         InputError: one of the names is unknown.
     """
     _quieten_library()
-    if include_path is not None:
-        own = TaskManager(include_path=str(include_path), include_defaults=False)
-        if set(names) <= set(own.all_tasks):
-            return own
+    library = Path(lm_eval.tasks.__file__).parent
+    folders = [library / name for name in paper.FOLDERS] if include_path is None else [include_path]
+    few = TaskManager(include_path=[str(folder) for folder in folders if folder.is_dir()], include_defaults=False)
+    if set(names) <= set(few.all_tasks):
+        return few
     manager = TaskManager(include_path=None if include_path is None else str(include_path))
     for name in names:
         if name not in manager.task_index:
