@@ -59,17 +59,17 @@ def stream(
     seed: int = 0,
     stop: Sequence[str] = (),
 ) -> Iterator[list[str]]:
-    """As `generate`, while it goes on: after each token the text that it has added to each row, which may be none."""
+    """As `generate`, while it goes on: for each token the text that it has added to each row, which may be none."""
     if not all(stop):
         raise InputError("an empty stop would end every text at once; leave it out")
     texts = [Text(tokenizer, stop) for _ in prompts]
     rows = [np.array([tokenizer.separator], np.int32) if not prompt else tokenizer.encode(prompt) for prompt in prompts]
     found = next_tokens(model, rows, tokens=tokens, sampling=sampling, seed=seed, vocab_size=tokenizer.vocab_size)
-    for new in found:
-        yield [text.add(int(token)) for text, token in zip(texts, new, strict=True)]
+    for number, new in enumerate(found, 1):
+        pieces = [text.add(int(token)) for text, token in zip(texts, new, strict=True)]
+        yield pieces if number < tokens else [piece + text.rest() for piece, text in zip(pieces, texts, strict=True)]
         if all(text.done for text in texts):
             return
-    yield [text.rest() for text in texts]
 
 
 def next_tokens(
