@@ -1,4 +1,4 @@
-"""Causal multi-head attention: RoPE, then RMSNorm on queries and keys."""
+"""Causal multi-head attention: RoPE, then RMSNorm on queries and keys; a norm and a gate of what heads give."""
 
 from flax import nnx
 import jax
@@ -30,7 +30,10 @@ def rotate(x: Float[Array, "batch tokens heads dim"], angles: Float[Array, "toke
 
 
 class Attention(nnx.Module):
-    """softmax(q kᵀ / √D) v under a causal mask, without biases."""
+    """softmax(q kᵀ / √D) v under a causal mask, without biases.
+
+    `head_norm` and `output_gate` are the official code's `using_groupnorm` and `use_output_gate`.
+    """
 
     def __init__(self, config: TransformerConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
         d, H, D = config.width, config.heads, config.head_dim
@@ -40,6 +43,8 @@ class Attention(nnx.Module):
         self.output = normal(rngs, (H, D, d), std, axes=("heads", None, "width"))
         self.query_norm = RMSNorm(D, dtype) if config.qk_norm else None
         self.key_norm = RMSNorm(D, dtype) if config.qk_norm else None
+        self.head_norm = RMSNorm(D, dtype) if config.head_norm or config.output_gate else None
+        self.gate = normal(rngs, (d, H, D), 0.5 / d**0.5, axes=("width", "heads", None)) if config.output_gate else None
 
     def hidden(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens heads dim"]:
         """What each head gives: what backward cannot do without."""
@@ -53,7 +58,18 @@ class Attention(nnx.Module):
         query, key = query.astype(value.dtype), key.astype(value.dtype)
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=self.implementation)
         # What cuDNN gives is kept without a name (`ddl_jax.remat`), and named it would be kept twice.
-        return mixed if self.implementation == "cudnn" else checkpoint_name(mixed, PRODUCT)
+        mixed = mixed if self.implementation == "cudnn" else checkpoint_name(mixed, PRODUCT)
+        return self.finish(mixed, context)
+
+    def finish(
+        self, mixed: Float[Array, "batch tokens heads dim"], context: Float[Array, "batch tokens width"]
+    ) -> Float[Array, "batch tokens heads dim"]:
+        """What each head gives from what it has mixed: norm(y) ⊙ silu(W_g c), as far as configured."""
+        if self.head_norm is not None:
+            mixed = jax.tree.map(entering, self.head_norm)(mixed)
+        if self.gate is not None:
+            mixed = mixed * jax.nn.silu(checkpoint_name(project(context, self.gate), PRODUCT))
+        return mixed
 
     def branch(self, hidden: Float[Array, "batch tokens heads dim"]) -> Float[Array, "batch tokens width"]:
         """The sublayer's output, h."""
