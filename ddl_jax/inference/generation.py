@@ -117,10 +117,10 @@ def _next_tokens(model, prompts, tokens, sampling, seed, vocab_size) -> Iterator
         model, padded, padding if padding.any() else None, slots=columns + _rounded_up(tokens)
     )
     options = {"sampling": sampling, "vocab_size": vocab_size}
-    token = _drawn(logits, keys, jnp.int32(0), **options)
+    token = drawn(logits, keys, jnp.int32(0), **options)
     decoder = decode.decoder(model) if tokens > 1 else None
     for number in range(1, tokens):
-        following, past = _step(decoder, token, past, keys, jnp.int32(number), **options)
+        following, past = next_token(decoder, token, past, keys, jnp.int32(number), **options)
         yield np.asarray(token)
         token = following
     yield np.asarray(token)
@@ -131,12 +131,13 @@ def _rounded_up(count: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnames=("sampling", "vocab_size"))
-def _drawn(logits, keys, number, *, sampling, vocab_size):
+def drawn(logits, keys, number, *, sampling, vocab_size):
     """The token with the given number, counted from the first one after the prompt."""
     return draw(logits[:, :vocab_size], jax.vmap(jax.random.fold_in, (0, None))(keys, number), sampling)
 
 
 @functools.partial(jax.jit, static_argnames=("sampling", "vocab_size"), donate_argnames="past")
-def _step(decoder, token, past, keys, number, *, sampling, vocab_size):
+def next_token(decoder, token, past, keys, number, *, sampling, vocab_size):
+    """The token after the one given, and the past with that."""
     logits, past = decode.step(decoder, token, past)
-    return _drawn(logits, keys, number, sampling=sampling, vocab_size=vocab_size), past
+    return drawn(logits, keys, number, sampling=sampling, vocab_size=vocab_size), past
