@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     options = parse(parser, arguments)
     if options.input and options.decode:
         raise InputError("--input and --decode are two measurements; ask for one at a time")
-    rounds = _rounds(options.rounds or ("3" if options.decode else "20"))
+    rounds = _rounds(("3" if options.decode else "20") if options.rounds is None else options.rounds)
     sizes = {name: _sizes(name, getattr(options, name)) for name in ("batch", "context", "generated")}
     configs = read_configs(options)
     if options.decode:

@@ -70,7 +70,7 @@ class Contender:
 
 
 def measure_decode(
-    configs: Sequence[tuple[str, Config]], sizes: Sizes, rounds: int, advance=lambda: None
+    configs: Sequence[tuple[str, Config]], sizes: Sizes, rounds: int, advance: Callable[[], None] = lambda: None
 ) -> list[dict]:
     """Times each configuration's prompt and tokens, taking turns token by token.
 
