@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import jsonargparse
 
-from ddl_jax.command_line import parse, run_parser
+from ddl_jax.command_line import parse, plain_parser
 from ddl_jax.config.files import typed_settings
 from ddl_jax.errors import InputError
 from ddl_jax.evaluation import paper
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code."""
     options = parse(_parser(), arguments)
     if options.run is None:
-        raise InputError("--run DIR is missing; name the run_dir of a run")
+        raise InputError("--run is missing; name the run_dir of a run, e.g. --run runs/quickstart")
     counts = {name: _count(name, options[name], least) for name, least in COUNTS.items()}
     names = _task_names(options, counts)
     paths = None
@@ -64,11 +64,13 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> jsonargparse.ArgumentParser:
-    parser = run_parser(
+    parser = plain_parser(
         "ddl evaluate",
         "Scores the newest checkpoint of a run on all devices of this machine: its loss on the held-out text, and its "
         "answers to tasks of lm-evaluation-harness (extra `eval`). The run's folder is only read.",
+        "--run DIR [--KEY VALUE ...]",
     )
+    parser.add_argument("--run", metavar="DIR", help="the run_dir of a run")
     for name, metavar, text in (
         ("batches", "INT", "batches of held-out text, such as the run's training.evaluation_batches [default: all]"),
         ("batch-size", "INT", "sequences at a time, over all devices [default: 16 for each]"),

@@ -96,13 +96,21 @@ def rope(x):
 def attention(p, c, head_dim):
     batch, tokens, _ = c.shape
     q, k, v = (np.reshape(c @ p[f"attn.c_{name}.weight"].T, (batch, tokens, -1, head_dim)) for name in "qkv")
-    q, k = rms_norm(rope(q), p["attn.q_rms.weight"]), rms_norm(rope(k), p["attn.k_rms.weight"])
+    q, k = rope(q), rope(k)
+    if "attn.q_rms.weight" in p:
+        q, k = rms_norm(q, p["attn.q_rms.weight"]), rms_norm(k, p["attn.k_rms.weight"])
     mixed = np.zeros_like(v)
     for t in range(tokens):  # each token looks at itself and what came before
         scores = np.einsum("bhd,bshd->bhs", q[:, t], k[:, : t + 1]) / np.sqrt(head_dim)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed[:, t] = np.einsum("bhs,bshd->bhd", weights, v[:, : t + 1])
+    for norm in ("attn.subln.weight", "attn.o_norm.weight"):
+        if norm in p:
+            mixed = rms_norm(mixed, p[norm])
+    if "attn.g_proj.weight" in p:
+        gate = c @ p["attn.g_proj.weight"].T
+        mixed = mixed * (gate * sigmoid(gate)).reshape(mixed.shape)
     return mixed.reshape(batch, tokens, -1) @ p["attn.c_proj.weight"].T
 
 

@@ -29,6 +29,9 @@ class TransformerConfig:
         context_length: longest sequence, in tokens.
         vocab_size: rows of the embedding (the tokenizer's size, rounded up to a multiple of 64).
         qk_norm: RMSNorm with gain on queries and keys, after RoPE.
+        head_norm: RMSNorm with gain on what each head gives.
+        output_gate: what each head gives is normalised, as with head_norm, and multiplied by silu of a projection of
+            the context, feature by feature.
         logit_scale: `none`, or `mup`: logits times 1024 / width.
         attention: what computes attention: `cudnn` (flash attention on NVIDIA GPUs, in bfloat16), `xla`, or `auto`:
             cuDNN where the program is compiled for GPUs and cuDNN takes the heads, else XLA.
@@ -47,6 +50,8 @@ class TransformerConfig:
     context_length: int = 256
     vocab_size: int | None = None
     qk_norm: bool = True
+    head_norm: bool = False
+    output_gate: bool = False
     logit_scale: Literal["none", "mup"] = "none"
     attention: Attention = "auto"
     compute_dtype: Dtype = "auto"

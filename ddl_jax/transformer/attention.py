@@ -1,4 +1,4 @@
-"""Causal multi-head attention: RoPE, then RMSNorm on queries and keys."""
+"""Causal multi-head attention: RoPE, then RMSNorm on queries and keys; a norm and a gate of what heads give."""
 
 from flax import nnx
 import jax
@@ -31,7 +31,10 @@ def rotate(x: Float[Array, "batch tokens heads dim"], angles: Float[Array, "*row
 
 
 class Attention(nnx.Module):
-    """softmax(q kᵀ / √D) v under a causal mask, without biases."""
+    """softmax(q kᵀ / √D) v under a causal mask, without biases.
+
+    `head_norm` and `output_gate` are the official code's `using_groupnorm` and `use_output_gate`.
+    """
 
     def __init__(self, config: TransformerConfig, dtype: jnp.dtype, rngs: nnx.Rngs):
         d, H, D = config.width, config.heads, config.head_dim
@@ -41,15 +44,18 @@ class Attention(nnx.Module):
         self.output = normal(rngs, (H, D, d), std, axes=("heads", None, "width"))
         self.query_norm = RMSNorm(D, dtype) if config.qk_norm else None
         self.key_norm = RMSNorm(D, dtype) if config.qk_norm else None
+        self.head_norm = RMSNorm(D, dtype) if config.head_norm or config.output_gate else None
+        self.gate = normal(rngs, (d, H, D), 0.5 / d**0.5, axes=("width", "heads", None)) if config.output_gate else None
 
     def hidden(
         self, context: Float[Array, "batch tokens width"], cache: Cache | None = None
     ) -> Float[Array, "batch tokens heads dim"]:
         """What each head gives: what backward cannot do without."""
         query, key, value = self._query_key_value(context, cache)
-        heads = attend(query, key, value, cache, self.implementation)
+        mixed = attend(query, key, value, cache, self.implementation)
         # What cuDNN gives is kept without a name (`ddl_jax.remat`), and named it would be kept twice.
-        return heads if self.implementation == "cudnn" else checkpoint_name(heads, PRODUCT)
+        mixed = mixed if self.implementation == "cudnn" else checkpoint_name(mixed, PRODUCT)
+        return self._finished(mixed, context)
 
     def _query_key_value(self, context, cache):
         query, key, value = jnp.unstack(checkpoint_name(project(context, self.qkv), PRODUCT), axis=-3)
@@ -62,6 +68,14 @@ class Attention(nnx.Module):
             query, key = query_norm(query), key_norm(key)
         return query.astype(value.dtype), key.astype(value.dtype), value
 
+    def _finished(self, mixed, context):
+        """What each head gives from what it has mixed: norm(y) ⊙ silu(W_g c), as far as configured."""
+        if self.head_norm is not None:
+            mixed = jax.tree.map(entering, self.head_norm)(mixed)
+        if self.gate is not None:
+            mixed = mixed * jax.nn.silu(checkpoint_name(project(context, self.gate), PRODUCT))
+        return mixed
+
     def branch(self, hidden: Float[Array, "batch tokens heads dim"]) -> Float[Array, "batch tokens width"]:
         """The sublayer's output, h."""
         return project(hidden, self.output, inputs=2)
@@ -69,12 +83,13 @@ class Attention(nnx.Module):
     def __call__(self, context: Float[Array, "batch tokens width"], cache: Cache | None = None):
         return self.branch(self.hidden(context, cache))
 
-    def remember(self, context: Float[Array, "batch 1 width"], cache: Cache) -> Float[Array, "batch 1 heads dim"]:
-        """Keeps what later tokens need of this one, its key and value. Gives what `recall` takes, its query."""
+    def remember(self, context: Float[Array, "batch 1 width"], cache: Cache):
+        """Keeps what later tokens need of this one, its key and value. Gives what `recall` takes, with its query."""
         query, key, value = self._query_key_value(context, cache)
         cache.remember(key, value)
-        return query
+        return query, context
 
-    def recall(self, query: Float[Array, "batch 1 heads dim"], cache: Cache) -> Float[Array, "batch 1 width"]:
+    def recall(self, remembered, cache: Cache) -> Float[Array, "batch 1 width"]:
         """The sublayer's output, h, for a token remembered before."""
-        return self.branch(cache.recall(query))
+        query, context = remembered
+        return self.branch(self._finished(cache.recall(query), context))

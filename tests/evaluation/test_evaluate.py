@@ -163,7 +163,7 @@ def test_eight_devices_give_the_numbers_of_one(run_of_eight, capsys, tasks):
 
 
 REFUSED = {
-    "no run": ([], "--run DIR is missing"),
+    "no run": ([], "--run is missing; name the run_dir"),
     "no folder": (["--run", "nowhere"], "run_dir 'nowhere' is not a folder"),
     "batches": (["--run", "x", "--batches", "0"], "--batches '0' must be a whole number, at least 1; nearest: 1"),
     "batch size": (["--run", "x", "--batch-size", "many"], "--batch-size 'many' must be a whole number"),

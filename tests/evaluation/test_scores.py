@@ -105,3 +105,12 @@ def test_nothing_to_score(run):
     scorer = Scorer(on_all_devices(run, 2))
     assert scorer([]) == {}
     assert scorer([Row((1, 2), 0)]) == {Row((1, 2), 0): Score(0.0, True)}
+
+
+def test_the_logits_of_all_tokens_never_exist_at_once(run, monkeypatch):
+    """Read from the compiled program: 1,024 tokens, 32 of them at a time."""
+    monkeypatch.setattr(scores, "CHUNK", 32)
+    batch = [jax.ShapeDtypeStruct((64, 16), np.int32)] * 2
+    program = jax.jit(lambda *batch: token_scores(run.model, *batch)).lower(*batch).compile()
+    all_logits = 1024 * run.config.model.vocab_size * 4
+    assert program.memory_analysis().temp_size_in_bytes < all_logits

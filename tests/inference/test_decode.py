@@ -129,6 +129,15 @@ def test_steps_multiply_in_the_compute_dtype():
     assert connections[0].update.gate.output.dtype == laid_out.embedding.dtype == jnp.float32
 
 
+def test_heads_with_a_norm_and_a_gate():
+    model, tokens = make_model(STREAMS["CC"], head_norm=True, output_gate=True, qk_norm=False), some_tokens()
+    full = np.asarray(model(tokens))
+    for skips in (model, skipping(model, 1e-9)):  # no gate is below, but every sublayer is remembered and recalled
+        found = decoded(skips, tokens, LENGTHS, slots=TOKENS, steps=3)
+        for row, length in enumerate(LENGTHS):
+            assert_equal(found[row], full[row, length - 1 : length + 3])
+
+
 @pytest.mark.parametrize("name", ["CC", "TC", "attention"])
 def test_skipping_gives_what_the_model_without_these_edits_gives(name):
     """Also where some rows of a batch need a sublayer and others do not; and keys are kept of what is skipped."""

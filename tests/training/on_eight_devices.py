@@ -20,6 +20,8 @@ from tests.residual.streams import STREAMS
 BATCH, TOKENS, VOCAB, WIDTH, STEPS = 8, 6, 13, 24, 4
 DATA, FSDP, TENSOR = {}, {"data": 1, "fsdp": 8}, {"data": 4, "tensor": 2}
 ALL = {"data": 2, "fsdp": 2, "tensor": 2}
+# Of the cases whose heads are divided, this one has the norm and the gate of what they give.
+GATED = "official"
 
 # Each kind of stream, and each reader, expansion, preset and direction, on some mesh; each mesh with some stream.
 CASES = {
@@ -34,8 +36,9 @@ CASES = {
 
 def configuration(stream: str, mesh: dict, micro: int | None = 1) -> Config:
     model = TransformerConfig(
-        layers=2, width=WIDTH, heads=2, vocab_size=VOCAB, context_length=TOKENS, residual=STREAMS[stream]
-    )
+        layers=2, width=WIDTH, heads=2, vocab_size=VOCAB, context_length=TOKENS, residual=STREAMS[stream],
+        output_gate=stream == GATED,
+    )  # fmt: skip
     return Config(
         model=model,
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=2),

@@ -1,5 +1,7 @@
 """FLOPs per token of a training step, counted by hand."""
 
+import dataclasses
+
 from ddl_jax.config import ResidualConfig, TransformerConfig
 from ddl_jax.transformer.costs import flops_per_token
 
@@ -17,6 +19,8 @@ def test_of_the_plain_model_by_hand():
     layer = 2 * (4 * 12 * 8 + 3 * 12 * 32) + 2 * 10 * 8  # projections, SwiGLU with floor(8·12/3) = 32; half the context
     head, additions = 2 * 50 * 12, 4 * 12
     assert flops_per_token(config) == 3 * (2 * layer + head + additions)
+    gated = dataclasses.replace(config, output_gate=True)  # one projection more in each of two layers
+    assert flops_per_token(gated) == flops_per_token(config) + 3 * 2 * 2 * 12 * 8
 
 
 def test_small_is_six_times_its_matrix_parameters_and_attention():

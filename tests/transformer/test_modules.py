@@ -64,6 +64,10 @@ def official_attention(module, c, order="rope first", qk_norm=True):
         p = {f"attn.c_{n}.weight": qkv[:, i].reshape(12, -1).T for i, n in enumerate("qkv")}
         p |= {"attn.c_proj.weight": output.reshape(-1, 12).T}
         p |= {"attn.q_rms.weight": module.query_norm.gain[...], "attn.k_rms.weight": module.key_norm.gain[...]}
+        if module.head_norm is not None:
+            p |= {"attn.subln.weight": module.head_norm.gain[...]}
+        if module.gate is not None:
+            p |= {"attn.g_proj.weight": np.asarray(module.gate[...], np.float64).reshape(12, -1).T}
         return official.attention(p, c, 8)
     q, k, v = (np.einsum("btd,dhe->bthe", c, qkv[:, i]) for i in range(3))
     if qk_norm:
@@ -85,6 +89,10 @@ def attention(**settings):
     if config.qk_norm:  # RoPE and a norm commute as long as the gain is uniform
         module.query_norm.gain[...] = jnp.linspace(0.2, 3, 8)
         module.key_norm.gain[...] = jnp.linspace(2, 0.5, 8)
+    if module.head_norm is not None:
+        module.head_norm.gain[...] = jnp.linspace(0.5, 2, 8)
+    if module.gate is not None:
+        module.gate[...] *= 5
     return module
 
 
@@ -102,6 +110,15 @@ def test_attention_without_qk_norm():
     assert_close(module(c), official_attention(module, c.astype(np.float64), qk_norm=False))
 
 
+@pytest.mark.parametrize("settings", [{"head_norm": True}, {"output_gate": True}], ids=str)
+def test_attention_with_a_norm_and_a_gate_of_what_heads_give(settings):
+    module, c = attention(**settings), inputs(2, 9, 12)
+    actual = np.asarray(jax.jit(lambda m, c: m(c))(module, c))
+    assert_close(actual, official_attention(module, c.astype(np.float64)))
+    module.head_norm.gain[...] = jnp.ones(8)
+    assert np.max(np.abs(actual - module(c))) > 1e-2 * np.max(np.abs(actual))  # the gain has an effect
+
+
 def test_the_mlp_is_swiglu():
     module, c = Mlp(CONFIG, nnx.Rngs(0)), inputs(2, 9, 12)
     w = np.asarray(module.input[...], np.float64)
@@ -116,12 +133,13 @@ def test_hidden_width_of_the_mlp(width, hidden):
 
 
 def test_deviations_at_the_start():
-    config = TransformerConfig(layers=4, width=64, heads=4, vocab_size=512)
+    config = TransformerConfig(layers=4, width=64, heads=4, vocab_size=512, output_gate=True)
     config = config.resolve()
     attention, mlp = Attention(config, jnp.float32, nnx.Rngs(0)), Mlp(config, nnx.Rngs(0))
     inner = 0.5 / 64**0.5
     for weight, std in (
         (attention.qkv, inner),
+        (attention.gate, inner),
         (attention.output, inner / 2),
         (mlp.input, inner),
         (mlp.output, inner / 2),

@@ -59,17 +59,17 @@ def stream(
     seed: int = 0,
     stop: Sequence[str] = (),
 ) -> Iterator[list[str]]:
-    """As `generate`, while it goes on: after each token the text that it has added to each row, which may be none."""
+    """As `generate`, while it goes on: for each token the text that it has added to each row, which may be none."""
     if not all(stop):
         raise InputError("an empty stop would end every text at once; leave it out")
     texts = [Text(tokenizer, stop) for _ in prompts]
     rows = [np.array([tokenizer.separator], np.int32) if not prompt else tokenizer.encode(prompt) for prompt in prompts]
     found = next_tokens(model, rows, tokens=tokens, sampling=sampling, seed=seed, vocab_size=tokenizer.vocab_size)
-    for new in found:
-        yield [text.add(int(token)) for text, token in zip(texts, new, strict=True)]
+    for number, new in enumerate(found, 1):
+        pieces = [text.add(int(token)) for text, token in zip(texts, new, strict=True)]
+        yield pieces if number < tokens else [piece + text.rest() for piece, text in zip(pieces, texts, strict=True)]
         if all(text.done for text in texts):
             return
-    yield [text.rest() for text in texts]
 
 
 def next_tokens(
@@ -117,10 +117,10 @@ def _next_tokens(model, prompts, tokens, sampling, seed, vocab_size) -> Iterator
         model, padded, padding if padding.any() else None, slots=columns + _rounded_up(tokens)
     )
     options = {"sampling": sampling, "vocab_size": vocab_size}
-    token = _drawn(logits, keys, jnp.int32(0), **options)
+    token = drawn(logits, keys, jnp.int32(0), **options)
     decoder = decode.decoder(model) if tokens > 1 else None
     for number in range(1, tokens):
-        following, past = _step(decoder, token, past, keys, jnp.int32(number), **options)
+        following, past = next_token(decoder, token, past, keys, jnp.int32(number), **options)
         yield np.asarray(token)
         token = following
     yield np.asarray(token)
@@ -131,12 +131,13 @@ def _rounded_up(count: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnames=("sampling", "vocab_size"))
-def _drawn(logits, keys, number, *, sampling, vocab_size):
+def drawn(logits, keys, number, *, sampling, vocab_size):
     """The token with the given number, counted from the first one after the prompt."""
     return draw(logits[:, :vocab_size], jax.vmap(jax.random.fold_in, (0, None))(keys, number), sampling)
 
 
 @functools.partial(jax.jit, static_argnames=("sampling", "vocab_size"), donate_argnames="past")
-def _step(decoder, token, past, keys, number, *, sampling, vocab_size):
+def next_token(decoder, token, past, keys, number, *, sampling, vocab_size):
+    """The token after the one given, and the past with that."""
     logits, past = decode.step(decoder, token, past)
-    return _drawn(logits, keys, number, sampling=sampling, vocab_size=vocab_size), past
+    return drawn(logits, keys, number, sampling=sampling, vocab_size=vocab_size), past
