@@ -7,7 +7,7 @@ from ddl_jax.config.residual import ResidualConfig
 from ddl_jax.config.rules import filled, require, require_least, require_types
 from ddl_jax.errors import nearest_multiples
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float64"]
 Attention = Literal["auto", "xla", "cudnn"]
 Remat = Literal["none", "elementwise", "branch", "layer"]
 
@@ -35,8 +35,9 @@ class TransformerConfig:
         logit_scale: `none`, or `mup`: logits times 1024 / width.
         attention: what computes attention: `cudnn` (flash attention on NVIDIA GPUs, in bfloat16), `xla`, or `auto`:
             cuDNN where the program is compiled for GPUs and cuDNN takes the heads, else XLA.
-        compute_dtype: of matrix products; `auto` is bfloat16 on a GPU and float32 elsewhere. A GPU multiplies float32
-            in TF32 unless jax_default_matmul_precision says otherwise.
+        compute_dtype: of matrix products; `auto` is bfloat16 on a GPU and float32 elsewhere, or float64 with
+            jax_enable_x64, which `float64` takes. A GPU multiplies float32 in TF32 unless jax_default_matmul_precision
+            says otherwise.
         state_dtype: of the residual state; `auto` as above.
         remat: what backward computes again, to keep less: `none`; `elementwise`: norms, RoPE and activations, not
             matrix products; `branch`: the sublayers' output projections, too; `layer`: whole layers.

@@ -17,6 +17,7 @@ from ddl_jax.residual.reader import ChannelReader
 from ddl_jax.residual.value import Value
 from pallas_kernels import reversible_rewrite, reversible_rewrite_and_read, rewrite, rewrite_and_read
 from pallas_kernels.layout import TokenAxes
+from pallas_kernels.precision import at_least_float32
 from pallas_kernels.rewrite.xla import along, unit
 
 State = Float[Array, "batch tokens channels width"]
@@ -30,8 +31,8 @@ class AdditiveUpdate(nnx.Module):
         pass
 
     def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
-        h = branch.astype(jnp.float32)[:, :, None]
-        return (state.astype(jnp.float32) + h).astype(state.dtype)
+        h = at_least_float32(branch)[:, :, None]
+        return (at_least_float32(state) + h).astype(state.dtype)
 
     def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader):
         """The new state and what `reader` sees of it."""
@@ -62,7 +63,7 @@ class DeltaUpdate(nnx.Module):
             return h, self.value(branch, context, x), self.gate(context)
         # One pass over the context, and one over its gradient, for both.
         weights = jnp.concatenate([self.value.weight[...], self.gate.output[...][None]])
-        products = checkpoint_name(project(context.astype(jnp.float32), weights.T, "highest"), PRODUCT)
+        products = checkpoint_name(project(at_least_float32(context), weights.T, "highest"), PRODUCT)
         return h, self.value.of(products[..., :-1]), self.gate.of(products[..., -1])
 
     def _options(self) -> dict[str, Any]:
@@ -90,10 +91,10 @@ class DeltaUpdate(nnx.Module):
     def diagnostics(self, state: State, branch: Features, context: Features, x: Features) -> dict[str, Array]:
         """The gate β, ρ = ‖k‖², and the discrepancy ‖v − kᵀX‖ before and after the edit, each (B, T)."""
         h, v, β = self.edit(branch, context, x)
-        k, _ = unit(h.astype(jnp.float32), self.epsilon)
+        k, _ = unit(at_least_float32(h), self.epsilon)
 
         def discrepancy(state: State) -> Float[Array, "batch tokens"]:
-            return jnp.linalg.norm(v - along(k, state.astype(jnp.float32)), axis=-1)
+            return jnp.linalg.norm(v - along(k, at_least_float32(state)), axis=-1)
 
         after = rewrite(state, h, v, β, **self._options())
         return {

@@ -12,20 +12,21 @@ from ddl_jax.parameters import normal
 from ddl_jax.partition import entering
 from ddl_jax.remat import PRODUCT
 from ddl_jax.transformer.norm import RMSNorm
+from pallas_kernels.precision import at_least_float32
 
 ROPE_BASE = 10000.0  # the paper's and the official code's
 
 
-def rope_angles(tokens: int, head_dim: int) -> Float[Array, "tokens half"]:
-    """Position times frequency, in float32: t · base^(−2i/D) for i < D/2."""
-    frequencies = ROPE_BASE ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    return jnp.arange(tokens, dtype=jnp.float32)[:, None] * frequencies
+def rope_angles(tokens: int, head_dim: int, dtype: jnp.dtype = jnp.float32) -> Float[Array, "tokens half"]:
+    """Position times frequency, in the given dtype: t · base^(−2i/D) for i < D/2."""
+    frequencies = ROPE_BASE ** (-jnp.arange(0, head_dim, 2, dtype=dtype) / head_dim)
+    return jnp.arange(tokens, dtype=dtype)[:, None] * frequencies
 
 
 def rotate(x: Float[Array, "batch tokens heads dim"], angles: Float[Array, "tokens half"]):
-    """RoPE on halves: (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin), in float32."""
+    """RoPE on halves: (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin), in float32 or wider."""
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    first, second = jnp.split(at_least_float32(x), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
@@ -49,7 +50,7 @@ class Attention(nnx.Module):
     def hidden(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens heads dim"]:
         """What each head gives: what backward cannot do without."""
         query, key, value = jnp.unstack(checkpoint_name(project(context, self.qkv), PRODUCT), axis=-3)
-        angles = rope_angles(query.shape[1], query.shape[-1])
+        angles = rope_angles(query.shape[1], query.shape[-1], at_least_float32(query).dtype)
         query, key = rotate(query, angles), rotate(key, angles)
         if self.query_norm is not None:
             # One gain for all heads, of which a device may have some.
