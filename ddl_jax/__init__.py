@@ -10,6 +10,7 @@ _HOMES = {
     "ValueConfig": "config",
     "DeltaStream": "residual",
     "Transformer": "transformer",
+    "load_run": "run",
 }
 __all__ = [*_HOMES]
 

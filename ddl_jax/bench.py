@@ -1,4 +1,4 @@
-"""`ddl bench`: what a training step costs, of one configuration or of several compared in one run; or their input."""
+"""`ddl bench`: what a training step costs, or making a token, of several configurations in one run; or their input."""
 
 import dataclasses
 import json
@@ -21,24 +21,38 @@ def main(arguments: list[str]) -> int:
     """Runs the command; returns its exit code."""
     parser = config_parser(
         "ddl bench",
-        "Times the training step and the forward pass on random tokens. Several configurations take turns, step by "
-        "step, so that their ratio holds while the machine's speed drifts.",
+        "Times the training step and the forward pass on random tokens, or with --decode the making of tokens. Several "
+        "configurations take turns, step by step, so that their ratio holds while the machine's speed drifts.",
         several=True,
     )
     parser.add_argument(
         "--input", action="store_true", help="time how fast the training batches are read, instead of training on them"
     )
+    parser.add_argument(
+        "--decode", action="store_true", help="time the making of tokens, by batch, context and length, on one device"
+    )
+    for name, default, of in (
+        ("batch", "1,8", "rows"),
+        ("context", "128", "tokens of each row's prompt"),
+        ("generated", "64", "tokens made"),
+    ):
+        add = parser.add_argument
+        add(f"--{name}", default=default, metavar="INT,...", help=f"with --decode: {of} [default: {default}]")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
     parser.add_argument(
         "--rounds",
-        default="20",
         metavar="INT",
-        help="timed steps, or rounds of batches, of each [default: 20]",
+        help="timed steps, or rounds of batches, of each [default: 20]; or, with --decode, texts [default: 3]",
     )
     options = parse(parser, arguments)
-    rounds = _rounds(options.rounds)
+    if options.input and options.decode:
+        raise InputError("--input and --decode are two measurements; ask for one at a time")
+    rounds = _rounds(("3" if options.decode else "20") if options.rounds is None else options.rounds)
+    sizes = {name: _sizes(name, getattr(options, name)) for name in ("batch", "context", "generated")}
     configs = read_configs(options)
-    if options.input:
+    if options.decode:
+        results = _decode([(name, _with_vocabulary(config)) for name, config in configs], sizes, rounds)
+    elif options.input:
         from ddl_jax.data.throughput import measure_input
 
         results = [{"config": name, **measure_input(config, rounds)} for name, config in configs]
@@ -47,7 +61,7 @@ def main(arguments: list[str]) -> int:
     if options.json:
         sys.stdout.write(json.dumps(results if len(results) > 1 else results[0], indent=2) + "\n")
     else:
-        (_show_input if options.input else _show)(results)
+        (_show_input if options.input else _show_decode if options.decode else _show)(results)
     return 0
 
 
@@ -55,6 +69,26 @@ def _rounds(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 10**6:
         raise InputError(f"--rounds {text!r} must be a whole number from 1 to 999999; nearest: 1")
     return int(text)
+
+
+def _sizes(name: str, text: str) -> tuple[int, ...]:
+    numbers = text.split(",")
+    if not all(number.isdecimal() and 0 < int(number) < 10**6 for number in numbers):
+        raise InputError(f"--{name} {text!r} must be whole numbers from 1 to 999999, e.g. 1,8")
+    return tuple(sorted({int(number) for number in numbers}))
+
+
+def _decode(configs: list[tuple[str, Config]], sizes: dict[str, tuple[int, ...]], rounds: int) -> list[dict]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ddl_jax.inference.speed import Sizes, measure_decode
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        total = len(sizes["batch"]) * len(sizes["context"]) * rounds
+        task = progress.add_task("generating", total=total)
+        return measure_decode(configs, Sizes(**sizes), rounds, lambda: progress.advance(task))
 
 
 def _with_vocabulary(config: Config) -> Config:
@@ -166,6 +200,23 @@ def _show_input(results: list[dict]) -> None:
             f"{result['workers']}",
             f"{result['train_tokens']:,}",
         )
+    _print(table)
+
+
+def _show_decode(results: list[dict]) -> None:
+    table = _table("batch", "context", "generated", "token, ms", "tokens/s", "ratio", "prompt, ms")
+    for rows in zip(*(result["decode"] for result in results), strict=True):
+        for result, row in zip(results, rows, strict=True):
+            table.add_row(
+                result["config"],
+                f"{row['batch']}",
+                f"{row['context']}",
+                f"{row['generated']}",
+                f"{row['milliseconds_per_token']:,.2f}",
+                f"{row['decode_tokens_per_second']:,.1f}",
+                f"{row['decode_ratio']:.3f}",
+                f"{1e3 * row['prompt_seconds']:,.1f}",
+            )
     _print(table)
 
 

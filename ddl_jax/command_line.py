@@ -29,6 +29,24 @@ from ddl_jax.config.rules import shown
 from ddl_jax.errors import InputError
 
 
+def plain_parser(command: str, description: str, usage: str) -> jsonargparse.ArgumentParser:
+    """A parser that knows `--help` alone, for a command that takes no settings.
+
+    Args:
+        command: as typed, for the help.
+        description: what the command does, for the help.
+        usage: its arguments in one line, for the help.
+    """
+    return jsonargparse.ArgumentParser(
+        prog=command,
+        description=description,
+        usage=f"%(prog)s {usage}",
+        formatter_class=argparse.HelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+
+
 def config_parser(command: str, description: str, several: bool = False) -> jsonargparse.ArgumentParser:
     """A parser that knows `--config FILE` and `--KEY VALUE` for every setting of `Config`.
 
@@ -41,14 +59,7 @@ def config_parser(command: str, description: str, several: bool = False) -> json
         The parser, to which a command adds arguments of its own (their names must not be settings).
     """
     files = "[FILE ...] " if several else ""
-    parser = jsonargparse.ArgumentParser(
-        prog=command,
-        description=description,
-        usage=f"%(prog)s {files}[--config FILE ...] [--KEY VALUE ...]",
-        formatter_class=argparse.HelpFormatter,
-        exit_on_error=False,
-        allow_abbrev=False,
-    )
+    parser = plain_parser(command, description, f"{files}[--config FILE ...] [--KEY VALUE ...]")
     if several:
         parser.add_argument("files", nargs="*", metavar="FILE", help="configurations to compare, before any option")
     overlaid = " (over each of the FILEs)" if several else ""
@@ -103,6 +114,10 @@ def parse(parser: jsonargparse.ArgumentParser, arguments: list[str]) -> jsonargp
         return parser.parse_args(arguments)
     except argparse.ArgumentError as error:
         message = " ".join(str(error).split())
+    wrong = re.fullmatch(r"""Parser key "(\w+)": Expected a <class '(int|float)'>. Got value: (.*)""", message)
+    if wrong:
+        kind = {"int": "a whole number", "float": "a number"}[wrong[2]]
+        raise InputError(f"--{wrong[1].replace('_', '-')} {shown(wrong[3])} is not {kind}")
     unknown = re.match(r"[Uu]nrecognized arguments: (.*)", message)
     if not unknown:
         raise InputError(message)
@@ -112,7 +127,7 @@ def parse(parser: jsonargparse.ArgumentParser, arguments: list[str]) -> jsonargp
     below = [key for key, _, _ in fields() if key.startswith(f"{word.lstrip('-')}.")]
     if below:
         raise InputError(f"{word} is a section, not a setting; did you mean '--{below[0]}'?")
-    options = re.findall(r"^ +(?:-\w, )?--([\w.]+)", parser.format_help(), flags=re.MULTILINE)
+    options = re.findall(r"^ +(?:-\w, )?--([\w.-]+)", parser.format_help(), flags=re.MULTILINE)
     similar = " or ".join(f"'--{name}'" for name in similar_names(word.lstrip("-"), options))
     raise InputError(f"unknown option {shown(word)}; " + (f"did you mean {similar}?" if similar else "see --help"))
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from pallas_kernels.precision import at_least_float32
+from ddl_jax.precision import at_least_float32
 
 DATA, FSDP, TENSOR = MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = (DATA, FSDP)  # the mesh axes that divide the sequences of a batch

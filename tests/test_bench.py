@@ -53,6 +53,34 @@ def test_the_input_of_a_corpus_is_timed_alone(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.split()[:2] == ["configuration", "tokens/s"]
 
 
+def test_the_making_of_tokens_is_timed_by_batch_context_and_length(capsys):
+    files = ["configs/bench/baseline.yaml", "configs/bench/cc.yaml"]
+    settings = ["--model.head_dim", "4", "--model.vocab_size", "64"]
+    sizes = ["--decode", "--batch", "3,1", "--context", "5", "--generated", "2,16"]  # up to 24: past the context of 16
+    first, second = run(capsys, *files, *settings, *sizes)
+    assert [(row["batch"], row["context"], row["generated"]) for row in second["decode"]] == [
+        (1, 5, 2), (1, 5, 16), (3, 5, 2), (3, 5, 16),
+    ]  # fmt: skip
+    for plain, row in zip(first["decode"], second["decode"], strict=True):
+        assert row["decode_tokens_per_second"] == pytest.approx(1e3 * row["batch"] / row["milliseconds_per_token"])
+        assert row["decode_ratio"] == pytest.approx(plain["milliseconds_per_token"] / row["milliseconds_per_token"])
+        assert plain["decode_ratio"] == 1 and row["prompt_seconds"] > 0
+    assert second["milliseconds_per_token"]["3"]["5"] == second["decode"][-1]["milliseconds_per_token"]
+    assert second["decode_tokens_per_second"]["1"]["5"] == second["decode"][1]["decode_tokens_per_second"]
+    assert bench.main(["--config", files[1], *TINY, *settings, "--decode", "--generated", "1", "--rounds", "1"]) == 0
+    assert capsys.readouterr().out.split()[:4] == ["configuration", "batch", "context", "generated"]
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--decode", "--batch", "0"], "--batch '0' must be whole numbers"),
+    (["--decode", "--context", "8,x"], "--context '8,x' must be whole numbers"),
+    (["--decode", "--input"], "--input and --decode are two measurements"),
+])  # fmt: skip
+def test_what_cannot_be_timed_is_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        bench.main(arguments)
+
+
 @pytest.mark.parametrize("rounds", ["0", "-1", "2.5", "many", ""])
 def test_rounds_must_be_a_count(rounds):
     with pytest.raises(InputError, match="--rounds .* nearest: 1"):

@@ -8,8 +8,8 @@ from typing import Any
 from ddl_jax.config import Config, ResidualConfig
 from ddl_jax.plan.memory import by_kind, fit, line_by_formula
 from ddl_jax.plan.program import Step
-from ddl_jax.plan.published import published
 from ddl_jax.plan.sizes import cache_bytes, state_bytes
+from ddl_jax.published import costs
 from ddl_jax.transformer.costs import flops_per_token
 from pallas_kernels import h200, hopper
 from pallas_kernels.hopper.target import GPUS_PER_HOST
@@ -77,7 +77,7 @@ def measure(config: Config, devices: int, compiled: Callable[[Config], Step], fi
         "compute_dtype": model.compute_dtype,
         "state_dtype": model.state_dtype,
         "compile_seconds": step.seconds,
-        "published": published(model),
+        "published": costs(model),
     }
     return result | _largest(config, step, compiled, fitted)
 

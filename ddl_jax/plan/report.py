@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from ddl_jax.plan.published import source
+from ddl_jax.published import source
 from pallas_kernels import h200, hopper
 
 WIDTH = 100  # columns, where the output is no terminal
@@ -45,7 +45,7 @@ def show_one(result: Result, baseline: Result, console: Console) -> None:
         console.print(line, highlight=False)
     console.print(_policies(result["policies"]))
     if result["published"]:
-        console.print(f"Published: {_published(result)} ({source()}).", highlight=False)
+        console.print(f"Published: {_published(result)} ({source('costs')}).", highlight=False)
 
 
 def _policies(choices: Sequence[dict[str, Any]]) -> Table:
@@ -178,7 +178,7 @@ def _notes(results: Sequence[Result]) -> Iterable[str]:
         yield f"{config} does not fit into {h200.MEMORY / 1e9:.0f} GB."
     yield f"Fits: the largest micro-batch that does, from {results[0]['largest_microbatch_source']}."
     if any(result["published"] for result in results):
-        yield f"Paper: {source()}."
+        yield f"Paper: {source('costs')}."
 
 
 def _devices(result: Result) -> str:

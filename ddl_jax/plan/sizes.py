@@ -26,8 +26,8 @@ def cache_bytes(config: TransformerConfig, sequences: int) -> dict[str, int]:
     Returns:
         `keys_and_values` of attention, 2·L·B·T·H·D·s; `readers`, the states at the last K − 1 tokens,
         B·(K − 1)·d·V·s for each of the 2L + 1 reads of a token reader (TC); `expansion`, the embeddings of the last
-        K − 1 tokens, B·(K − 1)·d·s (EC); `direction`, the keys and values of a one-head attention that makes k. Only
-        those that there are.
+        K − 1 tokens, B·(K − 1)·d·4 (EC; they are float32); `direction`, the keys and values of a one-head attention
+        that makes k. Only those that there are.
     """
     residual, sublayers = config.residual, 2 * config.layers
     compute, state = ITEM_BYTES[config.compute_dtype], ITEM_BYTES[config.state_dtype]
@@ -37,7 +37,7 @@ def cache_bytes(config: TransformerConfig, sequences: int) -> dict[str, int]:
         one = sequences * (residual.reader_taps - 1) * config.width * residual.value_channels * state
         found["readers"] = (sublayers + 1) * one
     if residual.expansion == "convolution":
-        found["expansion"] = sequences * (residual.expansion_taps - 1) * config.width * compute
+        found["expansion"] = sequences * (residual.expansion_taps - 1) * config.width * ITEM_BYTES["float32"]
     if residual.direction == "attention":
         found["direction"] = 2 * sublayers * tokens * residual.direction_width * compute
     return found

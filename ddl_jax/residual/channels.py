@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.precision import at_least_float32
+from ddl_jax.precision import at_least_float32
 from pallas_kernels.rewrite.xla import over_channels
 
 State = Float[Array, "batch tokens channels width"]

@@ -4,6 +4,7 @@ from flax import nnx
 import jax
 from jaxtyping import Array, Float
 
+from ddl_jax.cache import Cache, attend
 from ddl_jax.config import ResidualConfig
 from ddl_jax.linear import project
 from ddl_jax.parameters import normal
@@ -17,7 +18,10 @@ class SublayerDirection(nnx.Module):
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         pass
 
-    def __call__(self, branch: Features, context: Features) -> Features:
+    def remember(self, context: Features, cache: Cache) -> None:
+        """Keeps what later tokens need of these, when their edit is left out: nothing."""
+
+    def __call__(self, branch: Features, context: Features, cache: Cache | None = None) -> Features:
         return branch
 
 
@@ -29,7 +33,10 @@ class MlpDirection(nnx.Module):
         self.input = normal(rngs, (width, config.direction_width), std, axes=("width", None))
         self.output = normal(rngs, (config.direction_width, width), std, axes=(None, "width"))
 
-    def __call__(self, branch: Features, context: Features) -> Features:
+    def remember(self, context: Features, cache: Cache) -> None:
+        """Keeps what later tokens need of these, when their edit is left out: nothing."""
+
+    def __call__(self, branch: Features, context: Features, cache: Cache | None = None) -> Features:
         return project(jax.nn.gelu(project(context, self.input)), self.output)
 
 
@@ -43,10 +50,13 @@ class AttentionDirection(nnx.Module):
         self.value = normal(rngs, (width, config.direction_width), std, axes=("width", None))
         self.output = normal(rngs, (config.direction_width, width), std, axes=(None, "width"))
 
-    def __call__(self, branch: Features, context: Features) -> Features:
+    def remember(self, context: Features, cache: Cache) -> None:
+        """Keeps what later tokens need of these, when their edit is left out: keys and values."""
+        cache.remember(*(project(context, w)[:, :, None] for w in (self.key, self.value)))
+
+    def __call__(self, branch: Features, context: Features, cache: Cache | None = None) -> Features:
         query, key, value = (project(context, w)[:, :, None] for w in (self.query, self.key, self.value))
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        return project(mixed[:, :, 0], self.output)
+        return project(attend(query, key, value, cache)[:, :, 0], self.output)
 
 
 DIRECTIONS = {"sublayer": SublayerDirection, "mlp": MlpDirection, "attention": AttentionDirection}

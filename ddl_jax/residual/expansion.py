@@ -5,11 +5,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ddl_jax.cache import Cache
 from ddl_jax.config import ResidualConfig
 from ddl_jax.parameters import weight
-from pallas_kernels.precision import at_least_float32
+from ddl_jax.precision import at_least_float32
 from pallas_kernels.rewrite.xla import over_channels
 from pallas_kernels.token_read.xla import along_tokens
+
+State = Float[Array, "batch tokens channels width"]
+Features = Float[Array, "batch tokens width"]
 
 
 def delayed(x: Float[Array, "batch tokens *rest"], steps: int) -> Float[Array, "batch tokens *rest"]:
@@ -26,7 +30,7 @@ class RepeatExpansion(nnx.Module):
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         self.channels = config.value_channels
 
-    def __call__(self, embedding: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens channels width"]:
+    def __call__(self, embedding: Features, cache: Cache | None = None) -> State:
         batch, tokens, width = embedding.shape
         return jnp.broadcast_to(embedding[:, :, None], (batch, tokens, self.channels, width))
 
@@ -38,7 +42,10 @@ class ConvolutionExpansion(nnx.Module):
         identity = jnp.zeros((config.expansion_taps, config.value_channels, width)).at[0].set(1.0)
         self.taps = weight(identity)
 
-    def __call__(self, embedding: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens channels width"]:
+    def __call__(self, embedding: Features, cache: Cache | None = None) -> State:
+        if cache is not None:
+            before = self.taps.shape[0] - 1
+            return _convolved(cache.with_history(embedding, before), self.taps[...])[:, -embedding.shape[1] :]
         return _convolved(embedding, self.taps[...])
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 from ddl_jax.config import GateConfig
 from ddl_jax.linear import project
 from ddl_jax.parameters import bias, normal
+from ddl_jax.precision import at_least_float32
 from ddl_jax.remat import PRODUCT
-from pallas_kernels.precision import at_least_float32
 
 
 class Gate(nnx.Module):

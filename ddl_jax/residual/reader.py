@@ -4,6 +4,7 @@ from flax import nnx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ddl_jax.cache import Cache
 from ddl_jax.config import ResidualConfig
 from ddl_jax.parameters import normal, weight
 from ddl_jax.residual.channels import read
@@ -20,7 +21,7 @@ class IdentityReader(nnx.Module):
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         pass
 
-    def __call__(self, state: State) -> Read:
+    def __call__(self, state: State, cache: Cache | None = None) -> Read:
         return state[:, :, 0]
 
 
@@ -54,7 +55,7 @@ class ChannelReader(nnx.Module):
         kernel = jnp.where(inside[..., None], self.taps[...][offset.clip(0, V - 1)], 0.0)
         return jnp.einsum("u,jui->ji", self.pool[...], kernel, precision="highest")
 
-    def __call__(self, state: State) -> Read:
+    def __call__(self, state: State, cache: Cache | None = None) -> Read:
         return read(state, self.weights()).astype(state.dtype)
 
 
@@ -70,8 +71,11 @@ class TokenReader(nnx.Module):
             self.taps = normal(rngs, shape, 0.5 / width**0.5)
         self.pool = weight(jnp.full(config.value_channels, 1 / config.value_channels))
 
-    def __call__(self, state: State) -> Read:
+    def __call__(self, state: State, cache: Cache | None = None) -> Read:
         weights = self.pool[...][:, None] * self.taps[...]
+        if cache is not None:
+            whole = cache.with_history(state, len(weights) - 1)
+            return token_read(whole, weights, implementation=self.kernel)[:, -state.shape[1] :]
         return token_read(state, weights, implementation=self.kernel, token_axes=self.token_axes)
 
 

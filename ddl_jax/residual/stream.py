@@ -7,6 +7,7 @@
         state = stream.write(state, sublayer(context), context, x, i)
     y = stream.reduce(state)                                   the final read
 
+With a `cache` (`ddl_jax.cache`) at the end of each call, the tokens are those that follow the ones it has seen.
 A model that scans over its layers takes `stream.first_read` and scans over `stream.connections()` instead: each
 connection writes, then reads for the sublayer that follows, in one pass over the state.
 """
@@ -15,6 +16,7 @@ from flax import nnx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ddl_jax.cache import Cache, of
 from ddl_jax.config import ResidualConfig
 from ddl_jax.errors import InputError
 from ddl_jax.parameters import at, stacked
@@ -35,9 +37,11 @@ class Connection(nnx.Module):
         self.update = update
         self.next_reader = next_reader
 
-    def write_then_read(self, state: State, branch: Features, context: Features, x: Features) -> tuple[State, Features]:
+    def write_then_read(
+        self, state: State, branch: Features, context: Features, x: Features, cache: Cache | None = None
+    ) -> tuple[State, Features]:
         """The state after this sublayer's write, and what comes to be read next."""
-        return self.update.write_then_read(state, branch, context, x, self.next_reader)
+        return self.update.write_then_read(state, branch, context, x, self.next_reader, cache)
 
 
 class DeltaStream(nnx.Module):
@@ -76,21 +80,23 @@ class DeltaStream(nnx.Module):
         make_reader = READERS[config.reader]
         self.readers = stacked(lambda rngs: make_reader(config, width, rngs, token_axes), readers, rngs)
 
-    def expand(self, embedding: Features) -> State:
+    def expand(self, embedding: Features, cache: Cache | None = None) -> State:
         """The first residual state."""
-        return self.expansion(embedding).astype(self.dtype)
+        return self.expansion(embedding, of(cache, "expansion")).astype(self.dtype)
 
-    def read(self, state: State, sublayer: int) -> Features:
+    def read(self, state: State, sublayer: int, cache: Cache | None = None) -> Features:
         """What the given sublayer (counted from 0) sees."""
-        return at(self.readers, self.readers_used[sublayer])(state)
+        return at(self.readers, self.readers_used[sublayer])(state, of(cache, f"read {sublayer}"))
 
-    def write(self, state: State, branch: Features, context: Features, x: Features, sublayer: int) -> State:
+    def write(
+        self, state: State, branch: Features, context: Features, x: Features, sublayer: int, cache: Cache | None = None
+    ) -> State:
         """The state after the sublayer's output `branch`, computed from `context`, the norm of its read `x`."""
-        return at(self.updates, sublayer).write(state, branch, context, x)
+        return at(self.updates, sublayer).write(state, branch, context, x, of(cache, f"write {sublayer}"))
 
-    def reduce(self, state: State) -> Features:
+    def reduce(self, state: State, cache: Cache | None = None) -> Features:
         """The final read, for the last norm and the head."""
-        return at(self.readers, self.readers_used[-1])(state)
+        return self.read(state, self.sublayers, cache)
 
     def connections(self) -> Connection:
         """A stack with one connection per sublayer; slice it, or scan over it."""

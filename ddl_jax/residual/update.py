@@ -7,8 +7,10 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ddl_jax.cache import Cache, of
 from ddl_jax.config import ResidualConfig
 from ddl_jax.linear import project
+from ddl_jax.precision import at_least_float32
 from ddl_jax.remat import PRODUCT
 from ddl_jax.residual import reversible
 from ddl_jax.residual.direction import DIRECTIONS
@@ -17,7 +19,6 @@ from ddl_jax.residual.reader import ChannelReader
 from ddl_jax.residual.value import Value
 from pallas_kernels import reversible_rewrite, reversible_rewrite_and_read, rewrite, rewrite_and_read
 from pallas_kernels.layout import TokenAxes
-from pallas_kernels.precision import at_least_float32
 from pallas_kernels.rewrite.xla import along, unit
 
 State = Float[Array, "batch tokens channels width"]
@@ -27,17 +28,20 @@ Features = Float[Array, "batch tokens width"]
 class AdditiveUpdate(nnx.Module):
     """X' = X + h in every channel: the plain residual addition, and its expanded control."""
 
+    skip_below = 0.0  # it has no gate
+
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs, token_axes: TokenAxes = None):
         pass
 
-    def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
+    def write(self, state: State, branch: Features, context: Features, x: Features, cache: Cache | None = None):
+        """The new state."""
         h = at_least_float32(branch)[:, :, None]
         return (at_least_float32(state) + h).astype(state.dtype)
 
-    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader):
+    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader, cache=None):
         """The new state and what `reader` sees of it."""
         state = self.write(state, branch, context, x)
-        return state, reader(state)
+        return state, reader(state, of(cache, "read"))
 
     def diagnostics(self, state: State, branch: Features, context: Features, x: Features) -> dict[str, Array]:
         return {}
@@ -54,32 +58,39 @@ class DeltaUpdate(nnx.Module):
         self.value = Value(config.value, width, config.value_channels, rngs)
         self.gate = Gate(config.gate, width, rngs)
         # Value and gate are both linear in the context.
+        self.skip_below = 0.0  # edits with a gate below it are left out (`ddl_jax.inference.skipping`)
         self.joint = config.value.constant is None and config.value.source == "context" and config.gate.hidden == 0
 
-    def edit(self, branch: Features, context: Features, x: Features):
+    def edit(self, branch: Features, context: Features, x: Features, cache: Cache | None = None):
         """h (B, T, d), v (B, T, V) and β (B, T)."""
-        h = self.direction(branch, context)
+        h = self.direction(branch, context, cache)
+        v, β = self._target(branch, context, x)
+        return h, v, jnp.where(β < self.skip_below, 0, β) if self.skip_below else β
+
+    def _target(self, branch: Features, context: Features, x: Features):
+        """v and β."""
         if not self.joint:
-            return h, self.value(branch, context, x), self.gate(context)
+            return self.value(branch, context, x), self.gate(context)
         # One pass over the context, and one over its gradient, for both.
         weights = jnp.concatenate([self.value.weight[...], self.gate.output[...][None]])
         products = checkpoint_name(project(at_least_float32(context), weights.T, "highest"), PRODUCT)
-        return h, self.value.of(products[..., :-1]), self.gate.of(products[..., -1])
+        return self.value.of(products[..., :-1]), self.gate.of(products[..., -1])
 
     def _options(self) -> dict[str, Any]:
         kernel = {"implementation": self.kernel, "token_axes": self.token_axes}
         return {"epsilon": self.epsilon, "erase": self.erase, **kernel}
 
-    def write(self, state: State, branch: Features, context: Features, x: Features) -> State:
-        h, v, β = self.edit(branch, context, x)
+    def write(self, state: State, branch: Features, context: Features, x: Features, cache: Cache | None = None):
+        """The new state."""
+        h, v, β = self.edit(branch, context, x, cache)
         return rewrite(state, h, v, β, **self._options())
 
-    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader):
+    def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader, cache=None):
         """The new state and what `reader` sees of it, in one pass over the state where the reader allows it."""
         if not isinstance(reader, ChannelReader):
-            state = self.write(state, branch, context, x)
-            return state, reader(state)
-        h, v, β = self.edit(branch, context, x)
+            state = self.write(state, branch, context, x, of(cache, "write"))
+            return state, reader(state, of(cache, "read"))
+        h, v, β = self.edit(branch, context, x, of(cache, "write"))
         return rewrite_and_read(state, h, v, β, reader.weights(), **self._options())
 
     def reversible_write_then_read(self, state: State, shadow: State, h: Features, v, β, reader):

@@ -1,4 +1,4 @@
-"""Checkpoints: saved in the background, restored from the newest that can be read."""
+"""Checkpoints: saved in the background, restored from the newest that can be read, by others without a trace."""
 
 from collections.abc import Callable
 import logging
@@ -7,10 +7,11 @@ import shutil
 import sys
 import threading
 
+from flax import nnx
 import jax
 import orbax.checkpoint as ocp
 
-from ddl_jax.errors import RunError
+from ddl_jax.errors import InputError, RunError
 from ddl_jax.training.distributed import together, writes
 
 KEPT = 3  # newest checkpoints that stay on disk
@@ -40,6 +41,45 @@ def _without_closed_loops(unraisable) -> None:
 
 def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:600] or type(error).__name__
+
+
+def read_parameters(directory: Path, abstract, say: Callable[[str], None]) -> tuple[int, nnx.State]:
+    """The parameters of the newest checkpoint that can be read, and its step.
+
+    Nothing is written: a process may be training there. The optimiser's state stays on disk.
+
+    Args:
+        directory: of the run's checkpoints, which may not exist.
+        abstract: the parameters' structure, as of `jax.eval_shape`, with shardings of any devices.
+        say: called with a line of text where an older one is read in place of the newest.
+
+    Raises:
+        InputError: there is no checkpoint yet, or none can be read.
+    """
+    names = (path.name for path in directory.iterdir()) if directory.is_dir() else ()
+    steps = sorted((int(name) for name in names if name.isdecimal()), reverse=True)  # others are not complete
+    if not steps:
+        raise InputError(f"{str(directory)!r} holds no checkpoint yet; train first, to training.checkpoint_every")
+    _quieten_storage()
+    damaged: list[str] = []
+    for step in steps:
+        try:
+            parameters = _read_parameters(directory.absolute() / str(step), abstract)
+        except Exception as error:  # whatever the storage underneath raises on damaged files
+            damaged.append(f"checkpoint {step} cannot be read: {_reason(error)}")
+            continue
+        for text in damaged:
+            say(f"{text}; reading checkpoint {step}")
+        return step, parameters
+    raise InputError(f"none of the checkpoints in {str(directory)!r} can be read: {damaged[0]}")
+
+
+def _read_parameters(checkpoint: Path, abstract) -> nnx.State:
+    wanted = {"parameters": abstract}
+    how = ocp.checkpoint_utils.construct_restore_args(wanted)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=how, partial_restore=True)
+        return jax.block_until_ready(checkpointer.restore(checkpoint / "state", args=arguments)["parameters"])
 
 
 class Checkpoints:

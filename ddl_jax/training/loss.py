@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ddl_jax.data import NO_TARGET
+from ddl_jax.precision import at_least_float32
 from ddl_jax.transformer.model import head
-from pallas_kernels.precision import at_least_float32
 
 CHUNK = 1024  # tokens; at the paper's vocabulary a chunk's float32 logits take 206 MB
 

@@ -24,6 +24,26 @@ def _write(path: Path, text: str) -> None:
         raise RunError(f"writing {path} failed: {error.strerror}") from error
 
 
+def recorded_config(path: Path, shown: str) -> Config:
+    """The configuration of a run that has begun.
+
+    Args:
+        path: of its folder.
+        shown: what named the folder, as an error shows it.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    settings = load_file(path / "config.yaml")
+    for key, _, _ in fields():
+        value = settings
+        for name in key.split("."):
+            if not isinstance(value, dict) or name not in value:
+                raise InputError(f"{shown}: config.yaml lacks {key}; restore it, or use another run_dir")
+            value = value[name]
+    return from_settings(settings).resolve()
+
+
 class RunFolder:
     """The folder of a run, to look into: all that a process has of it that is not the one that writes.
 
@@ -64,14 +84,7 @@ class RunFolder:
             return config
         if self.checkpoints.exists() and not self.checkpoints.is_dir():
             raise InputError(f"{self._shown}: checkpoints is not a folder; restore it, or use another run_dir")
-        settings = load_file(self.path / "config.yaml")
-        for key, _, _ in fields():
-            value = settings
-            for name in key.split("."):
-                if not isinstance(value, dict) or name not in value:
-                    raise InputError(f"{self._shown}: config.yaml lacks {key}; restore it, or use another run_dir")
-                value = value[name]
-        return resumed(from_settings(settings).resolve(), config)
+        return resumed(recorded_config(self.path, self._shown), config)
 
     def begin(self, config: Config, corpus: Corpus) -> None:
         """Checks that the data is what was recorded.

@@ -6,6 +6,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ddl_jax.cache import Cache
 from ddl_jax.config import TransformerConfig
 from ddl_jax.config.transformer import hidden_width
 from ddl_jax.linear import project
@@ -31,5 +32,13 @@ class Mlp(nnx.Module):
         gate, linear = jnp.unstack(hidden, axis=-2)
         return project(jax.nn.silu(gate) * linear, self.output)
 
-    def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens width"]:
+    def __call__(self, context: Float[Array, "batch tokens width"], cache: Cache | None = None):
         return self.branch(self.hidden(context))
+
+    def remember(self, context: Float[Array, "batch tokens width"], cache: Cache):
+        """Keeps what later tokens need of these: nothing. Gives what `recall` takes."""
+        return context
+
+    def recall(self, context: Float[Array, "batch tokens width"], cache: Cache):
+        """The sublayer's output, h, for tokens remembered before."""
+        return self(context)

@@ -8,12 +8,12 @@ from jaxtyping import Array, Float, Int
 from ddl_jax.config import TransformerConfig
 from ddl_jax.errors import InputError
 from ddl_jax.parameters import normal, stacked
+from ddl_jax.precision import at_least_float32
 from ddl_jax.residual import DeltaStream
 from ddl_jax.transformer import auto
 from ddl_jax.transformer.block import SUBLAYERS, Block
 from ddl_jax.transformer.norm import RMSNorm
 from ddl_jax.transformer.stack import final_read
-from pallas_kernels.precision import at_least_float32
 
 MUP_BASE_WIDTH = 1024  # of the official code's logit scale
 

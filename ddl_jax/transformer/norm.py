@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.parameters import gain
-from pallas_kernels.precision import at_least_float32
+from ddl_jax.precision import at_least_float32
 
 EPSILON = 1e-5  # inside the mean, as in the official code
 

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ddl_jax.cache import Cache, first, following
 from ddl_jax.parameters import at
 from ddl_jax.residual import DeltaStream
 from tests.quick import QUICK
 from tests.residual.streams import STREAMS, mixes_tokens
 
 BATCH, TOKENS, WIDTH, SUBLAYERS = 2, 6, 8, 4
+PADDING = (0, 2)  # columns before each sequence, where they are padded
 STEP = 0.002  # of the finite differences, along directions of length about 1
 
 every_stream = pytest.mark.parametrize("name", STREAMS)
@@ -47,17 +49,17 @@ def make_stream(name, dtype=jnp.float32):
     return nnx.merge(graph, jax.tree.map(draw, parameters))
 
 
-def unrolled(stream, embedding):
+def unrolled(stream, embedding, cache=None):
     """The interface as written in `stream.py`'s first lines: the output, and what was seen on the way."""
-    state = stream.expand(embedding)
+    state = stream.expand(embedding, cache)
     seen = []
     for i, matrix in enumerate(matrices()):
-        x = stream.read(state, i)
+        x = stream.read(state, i, cache)
         context = normalised(x)
         branch = jnp.tanh(context @ matrix)
         seen.append((state, branch, context, x))
-        state = stream.write(state, branch, context, x, i)
-    return stream.reduce(state), (state, seen)
+        state = stream.write(state, branch, context, x, i, cache)
+    return stream.reduce(state, cache), (state, seen)
 
 
 def scanned(stream, embedding):
@@ -71,6 +73,22 @@ def scanned(stream, embedding):
     state = stream.expand(embedding)
     carry = (state, stream.read(state, 0))
     return jax.lax.scan(layer, carry, (stream.connections(), matrices()))[0][1]
+
+
+def decoded(stream, embedding, columns, padding):
+    """The output of the first columns, then of one column after the other. Padding's outputs are some number."""
+    embedding = jnp.where(jnp.arange(TOKENS)[:, None] >= padding[:, None, None], embedding, 0)
+    kept = {}
+    start = first(columns, TOKENS, TOKENS, padding if any(padding) else None)
+    output, _ = unrolled(stream, embedding[:, :columns], Cache(start, kept))
+
+    def step(kept, column):
+        one = jax.lax.dynamic_slice_in_dim(embedding, column, 1, axis=1)
+        output, _ = unrolled(stream, one, Cache(following(column, TOKENS, padding), kept))
+        return kept, output[:, 0]
+
+    _, outputs = jax.lax.scan(step, kept, jnp.arange(columns, TOKENS))
+    return jnp.concatenate([output, outputs.swapaxes(0, 1)], axis=1)
 
 
 @functools.cache
@@ -104,7 +122,10 @@ def observed(name):
             slopes.append((jnp.sum(direction * g), jnp.linalg.norm(g) * jnp.linalg.norm(direction)))
             moved.append(leaf + jnp.multiply.outer(coefficients[:, which], direction))
         outputs = jax.vmap(run, in_axes=(0, None))(jax.tree.unflatten(tree, moved), embedding) if moved else base
-        return {"unrolled": output, "scanned": base, "separate": separate, "fused": fused, "diagnostics": diagnostics,
+        later = jnp.roll(embedding, jnp.array(PADDING)[1], axis=1)  # the first sequence is not looked at
+        in_turn = (decoded(stream, embedding, 1, np.array([0, 0])), decoded(stream, later, 4, np.array(PADDING)))
+        return {"unrolled": output, "scanned": base, "decoded": in_turn,
+                "separate": separate, "fused": fused, "diagnostics": diagnostics,
                 "gradient": gradient, "reach": reach, "slopes": slopes,
                 "moved": outputs.reshape(-1, 4, *base.shape) if moved else ()}  # fmt: skip
 
@@ -165,6 +186,16 @@ def test_scanned_equals_unrolled(name):
     found = observed(name)
     # The same operations in float32 in another order, four sublayers deep.
     np.testing.assert_allclose(found["scanned"], found["unrolled"], atol=2e-6 * np.max(np.abs(found["unrolled"])))
+
+
+@every_stream
+def test_decoded_equals_full(name):
+    """Every position through a cache: token by token, shorter than the convolutions; and behind padding."""
+    found = observed(name)
+    full, atol = found["unrolled"], 2e-6 * np.max(np.abs(found["unrolled"]))
+    one_by_one, padded = found["decoded"]
+    np.testing.assert_allclose(one_by_one, full, atol=atol)
+    np.testing.assert_allclose(padded[1, PADDING[1] :], full[1, : TOKENS - PADDING[1]], atol=atol)
 
 
 @every_stream

@@ -19,6 +19,20 @@ STEPS, EPOCH = 26, 11  # the third epoch is under way at the end
 CONTEXT, BATCH = 16, 4
 EXACT = ("step", "tokens", "loss", "grad_norm", "parameter_norm", "learning_rate")
 
+# Trains on eight devices, parameters divided over four of them, in the folder given.
+ON_EIGHT = """
+import dataclasses, pathlib, sys, jax
+from ddl_jax.config import MeshConfig
+from ddl_jax.training import train
+from tests.training.runs import tiny_config
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_default_matmul_precision", "highest")
+jax.config.update("jax_disable_most_optimizations", True)  # most of the time is compilation
+config = tiny_config(pathlib.Path(sys.argv[1]), steps=8, checkpoint_every=4, batch_size=8, evaluation_batches=2)
+sys.exit(train(dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=4))))
+"""
+
 
 def tiny_config(folder: Path, run: str = "run", **training) -> Config:
     """A run of STEPS steps over a corpus of its own with EPOCH steps an epoch."""
@@ -28,13 +42,19 @@ def tiny_config(folder: Path, run: str = "run", **training) -> Config:
         for index in range(8):  # documents of 100 bytes and a separator; one of them is held out
             text = "".join(chr(97 + (index * 7 + place * place) % 26) for place in range(100))
             (corpus / f"{index}.txt").write_text(text)
-    settings = {"steps": STEPS, "log_every": 1, "evaluate_every": 13, "checkpoint_every": 3} | training
+    settings = {
+        "steps": STEPS,
+        "batch_size": BATCH,
+        "log_every": 1,
+        "evaluate_every": 13,
+        "checkpoint_every": 3,
+    } | training
     return Config(
         run_dir=str(folder / run),
         model=TransformerConfig(layers=2, width=8, heads=2, context_length=CONTEXT),
         data=DataConfig(corpus="files", paths=(str(corpus / "*.txt"),), validation_fraction=0.125),
         optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=4),
-        training=TrainingConfig(batch_size=BATCH, **settings),
+        training=TrainingConfig(**settings),
     ).resolve()
 
 
