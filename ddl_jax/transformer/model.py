@@ -15,8 +15,6 @@ from ddl_jax.transformer.block import SUBLAYERS, Block
 from ddl_jax.transformer.norm import RMSNorm
 from ddl_jax.transformer.stack import final_read
 
-MUP_BASE_WIDTH = 1024  # of the official code's logit scale
-
 
 def dtype_of(name: str) -> jnp.dtype:
     """The dtype for a configured name.
@@ -68,7 +66,8 @@ class Transformer(nnx.Module):
 
     def head_weight(self) -> Float[Array, "vocab width"]:
         """The tied head in the compute dtype, the logit scale included."""
-        scale = MUP_BASE_WIDTH / self.config.width if self.config.logit_scale == "mup" else 1.0
+        config = self.config
+        scale = config.logit_base_width / config.width if config.logit_scale == "mup" else 1.0
         return (scale * self.embedding[...]).astype(self.final_norm.dtype)
 
 
