@@ -111,7 +111,16 @@ def _ring(x: Heads, slots: int) -> Heads:
 
 
 def _mixed(query: Heads, key: Heads, value: Heads, mask: Bool[Array, "batch 1 tokens keys"]) -> Heads:
+    if query.dtype == jnp.float64:
+        return _in_float64(query, key, value, mask)
     return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation="xla")
+
+
+def _in_float64(query: Heads, key: Heads, value: Heads, mask: Bool[Array, "#batch 1 tokens keys"]) -> Heads:
+    """What jax's function gives, whose softmax is taken in float32 whatever comes in."""
+    scores = jnp.einsum("bthd,bshd->bhts", query, key) / query.shape[-1] ** 0.5
+    weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
+    return jnp.einsum("bhts,bshd->bthd", weights, value)
 
 
 def attend(query: Heads, key: Heads, value: Heads, cache: Cache | None, implementation: str | None = None) -> Heads:
@@ -122,4 +131,6 @@ def attend(query: Heads, key: Heads, value: Heads, cache: Cache | None, implemen
             return cache.recall(query)
         if cache.now.mask is not None:
             return _mixed(query, key, value, cache.now.mask)
+    if query.dtype == jnp.float64:
+        return _in_float64(query, key, value, jnp.tril(jnp.ones((1, 1, query.shape[1], key.shape[1]), bool)))
     return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=implementation)

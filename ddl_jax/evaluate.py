@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
     run, step = load_checkpoint(options.run)
     placed = on_all_devices(run, counts["batch_size"])
     # What can be refused is, before anything takes long.
-    validate = None if options.no_validation else _validation(run, placed, paths, counts["batches"])
+    below = options.skip_below
+    validate = None if options.no_validation else _validation(run, placed, paths, counts["batches"], below)
     score = _scoring(run, placed, names, options.include_path, counts) if names else None
     result = {"run": options.run, "step": step, "validation_loss": None, "perplexity": None, "bits_per_byte": None}
     result |= {"validation_tokens": None, "tasks": {}}
@@ -82,6 +83,12 @@ def _parser() -> jsonargparse.ArgumentParser:
         ("include-path", "DIR", "folder with tasks of your own, in the harness's YAML"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", metavar=metavar, default=None, help=text)
+    parser.add_argument(
+        "--skip-below",
+        type=float,
+        metavar="NUMBER",
+        help="also measure what leaving out edits with a gate below this saves and costs, on the held-out text",
+    )
     parser.add_argument("--no-validation", action="store_true", help="leave the held-out text out")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
     return parser
@@ -99,6 +106,8 @@ def _count(name: str, text: str | None, least: int) -> int | None:
 
 def _task_names(options: jsonargparse.Namespace, counts: dict[str, int | None]) -> tuple[str, ...]:
     """The names in `--tasks`; raises InputError where the options contradict each other."""
+    if options.no_validation and options.skip_below is not None:
+        raise InputError("--skip-below is measured on the held-out text; leave --no-validation out")
     if options.tasks is None:
         given = [name for name in ("num_fewshot", "limit", "include_path") if options[name] is not None]
         if given:
@@ -120,15 +129,21 @@ def _task_names(options: jsonargparse.Namespace, counts: dict[str, int | None]) 
     return names
 
 
-def _validation(run: "Run", placed: "Placed", paths: tuple[str, ...] | None, batches: int | None):
+def _validation(run: "Run", placed: "Placed", paths: tuple[str, ...] | None, batches: int | None, below: float | None):
     """The function that gives the part of the result that is about the held-out text, which is at hand by then."""
     from ddl_jax.evaluation.held_out_text import held_out_tokens, validate_run
+    from ddl_jax.evaluation.skipping import cost_of_skipping
+    from ddl_jax.inference import skipping
 
+    if below is not None:
+        skipping(run.model, below)
     held_out = held_out_tokens(run.config, paths)
 
     def validate() -> dict:
         found = validate_run(run, placed=placed, tokens=held_out, batches=batches)
-        return {
+        windows = found.tokens // run.config.model.context_length
+        cost = {} if below is None else {"skipping": cost_of_skipping(run, placed, held_out, windows, below)}
+        return cost | {
             "validation_loss": found.loss,
             "perplexity": math.exp(found.loss),
             "bits_per_byte": found.bits_per_byte,

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from ddl_jax.precision import at_least_float32
+
 DATA, FSDP, TENSOR = MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = (DATA, FSDP)  # the mesh axes that divide the sequences of a batch
 
@@ -74,7 +76,7 @@ def gathered(part: Array, axis: int, dtype: jnp.dtype) -> Array:
 
 
 def _scattered(axis, dtype, saved, d_whole):
-    return (jax.lax.psum_scatter(d_whole.astype(jnp.float32), FSDP, scatter_dimension=axis, tiled=True),)
+    return (jax.lax.psum_scatter(at_least_float32(d_whole), FSDP, scatter_dimension=axis, tiled=True),)
 
 
 gathered.defvjp(lambda part, axis, dtype: (gathered(part, axis, dtype), None), _scattered)

@@ -1,75 +1,67 @@
-"""The official model written out in float64 NumPy from its equations, and its tensors put into our Transformer.
+"""The official model written out in float64 NumPy from its equations.
 
-Tensors are named as in an official state dictionary. `forward` is what the tests compare with; it shares nothing with
+Tensors and options are named as in the official code. `forward` is what the tests compare with; it shares nothing with
 `ddl_jax` but those names.
 """
 
-from flax import nnx
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ddl_jax.config import GateConfig, ResidualConfig, TransformerConfig
-from ddl_jax.transformer import Transformer
-
 VARIANTS = ("baseline", "vdim1", "tc", "tc_ec", "cc", "cc_ec")
-V, TAPS = 4, 4
+DEFAULTS = {
+    "use_qk_rmsnorm": True, "using_groupnorm": False, "use_output_gate": False, "mup": False, "hidden_size_base": 1024,
+    "ddl_value_channels": 4, "ddl_state_shortconv_kernel_size": 4, "input_embed_shortconv_kernel_size": 4,
+    "ddl_k_eps": 1e-5, "ddl_beta_single_linear": True, "ddl_beta_hidden_size": 128,
+    "ddl_v_sigmoid": True, "ddl_v_sigmoid_scale": 4.0, "ddl_v_constant": False, "ddl_v_constant_value": 2.0,
+    "ddl_v_dim1_constant": False, "ddl_v_dim1_constant_value": 2.0,
+}  # fmt: skip
 
 
-def configuration(variant, gate_hidden=0, **sizes):
-    """Our configuration of an official variant."""
-    if variant == "baseline":
-        return TransformerConfig(residual=ResidualConfig(kind="additive"), **sizes)
-    residual = ResidualConfig(
-        preset="official_code",
-        value_channels=1 if variant == "vdim1" else V,
-        reader={"v": "identity", "t": "token", "c": "channel"}[variant[0]],
-        expansion="convolution" if variant.endswith("_ec") else "repeat",
-        gate=GateConfig(hidden=gate_hidden),
-    )
-    return TransformerConfig(residual=residual, **sizes)
-
-
-def shapes(variant, layers, width, heads, head_dim, vocab_size, gate_hidden=0):
+def shapes(variant, options):
     """Name → shape of every official tensor (the tied `lm_head.weight` left out)."""
-    d, inner, hidden = width, heads * head_dim, 8 * width // 3
-    channels = 1 if variant == "vdim1" else V
-    compressor = {"c": {"weight": (d, TAPS), "read": (V,)}, "t": {"shortconv.weight": (d * V, TAPS), "read": (V,)}}.get(
+    o = DEFAULTS | options
+    d, D, taps = o["hidden_size"], o["head_dim"], o["ddl_state_shortconv_kernel_size"]
+    hidden = 8 * d // 3
+    inner, V = o["num_attention_heads"] * D, 1 if variant == "vdim1" else o["ddl_value_channels"]
+    compressor = {"c": {"weight": (d, taps), "read": (V,)}, "t": {"shortconv.weight": (d * V, taps), "read": (V,)}}.get(
         variant[0], {}
     )
-    found = {"transformer.wte.weight": (vocab_size, d), "ln_f.weight": (d,)}
+    found = {"transformer.wte.weight": (o["vocab_size"], d), "ln_f.weight": (d,)}
     found |= {f"readout.{name}": shape for name, shape in compressor.items()}
     if variant.endswith("_ec"):
-        found["input_embed.conv.weight"] = (d * V, 1, TAPS)
-    for n in range(layers):
+        found["input_embed.conv.weight"] = (d * V, 1, o["input_embed_shortconv_kernel_size"])
+    for n in range(o["num_hidden_layers"]):
         block = {f"compress.{name}": shape for name, shape in compressor.items()}
         block |= {f"attn.c_{p}.weight": (inner, d) for p in "qkv"} | {"attn.c_proj.weight": (d, inner)}
-        block |= {f"attn.{p}_rms.weight": (head_dim,) for p in "qk"}
+        if o["use_qk_rmsnorm"]:
+            block |= {f"attn.{p}_rms.weight": (D,) for p in "qk"}
+        if o["using_groupnorm"]:
+            block["attn.subln.weight"] = (D,)
+        if o["use_output_gate"]:
+            block["attn.g_proj.weight"] = (inner, d)
+            if not o["using_groupnorm"]:
+                block["attn.o_norm.weight"] = (D,)
         block |= {"mlp.c_fc1.weight": (hidden, d), "mlp.c_fc2.weight": (hidden, d), "mlp.c_proj.weight": (d, hidden)}
         block |= {"ln_1.weight": (d,), "ln_2.weight": (d,)}
         if variant != "baseline":
             for sublayer in ("ddl_attn", "ddl_mlp"):
                 gate = {"beta.weight": (1, d), "beta.bias": (1,)}
-                if gate_hidden:
-                    gate = {
-                        "beta_in.weight": (gate_hidden, d),
-                        "beta_out.weight": (1, gate_hidden),
-                        "beta_out.bias": (1,),
-                    }
-                gate |= {"v_proj.weight": (channels, d), "v_proj.bias": (channels,)}
+                if not o["ddl_beta_single_linear"]:
+                    G = o["ddl_beta_hidden_size"]
+                    gate = {"beta_in.weight": (G, d), "beta_out.weight": (1, G), "beta_out.bias": (1,)}
+                gate |= {"v_proj.weight": (V, d), "v_proj.bias": (V,)}
                 block |= {f"{sublayer}.{name}": shape for name, shape in gate.items()}
         found |= {f"transformer.h.{n}.{name}": shape for name, shape in block.items()}
     return found
 
 
-def random_tensors(seed=0, **model):
+def random_tensors(variant, options, seed=0):
     """Generic tensors: gains and biases as different from their start as the rest."""
     rng = np.random.default_rng(seed)
 
-    def draw(name, shape):
+    def draw(shape):
         return rng.standard_normal(shape) * 0.3 + (0.5 if len(shape) == 1 else 0.0)
 
-    return {name: draw(name, shape).astype(np.float32) for name, shape in shapes(**model).items()}
+    return {name: draw(shape).astype(np.float32) for name, shape in shapes(variant, options).items()}
 
 
 def sigmoid(x):
@@ -124,11 +116,11 @@ def expand(p, e, channels):
     batch, tokens, d = e.shape
     if "input_embed.conv.weight" not in p:
         return np.repeat(e[..., None], channels, axis=-1)
-    kernel = p["input_embed.conv.weight"].reshape(d, channels, TAPS)
-    state = np.zeros((batch, tokens, d, channels))
+    kernel = p["input_embed.conv.weight"].reshape(d, channels, -1)
+    state, taps = np.zeros((batch, tokens, d, channels)), kernel.shape[-1]
     for t in range(tokens):
-        for tap in range(TAPS):
-            source = t - (TAPS - 1 - tap)
+        for tap in range(taps):
+            source = t - (taps - 1 - tap)
             if source >= 0:
                 state[:, t] += e[:, source, :, None] * kernel[:, :, tap]
     return state
@@ -142,15 +134,16 @@ def compress(p, state):
     mixed = np.zeros_like(state)
     if "weight" in p:
         for u in range(channels):
-            for tap in range(TAPS):
-                source = u + tap - (TAPS - 1) // 2
+            for tap in range(channels):
+                source = u + tap - (channels - 1) // 2
                 if 0 <= source < channels:
                     mixed[..., u] += p["weight"][:, tap] * state[..., source]
     else:
-        kernel = p["shortconv.weight"].reshape(d, channels, TAPS)
+        kernel = p["shortconv.weight"].reshape(d, channels, -1)
+        taps = kernel.shape[-1]
         for t in range(tokens):
-            for tap in range(TAPS):
-                source = t - (TAPS - 1 - tap)
+            for tap in range(taps):
+                source = t - (taps - 1 - tap)
                 if source >= 0:
                     mixed[:, t] += kernel[:, :, tap] * state[:, source]
     return mixed @ p["read"]
@@ -161,12 +154,22 @@ def part(tensors, prefix):
     return {name[len(prefix) :]: np.asarray(a, np.float64) for name, a in tensors.items() if name.startswith(prefix)}
 
 
-def forward(tensors, tokens, head_dim, layers):
+def value(o, constant, logit):
+    if o[f"ddl_v_{constant}"]:
+        return o[f"ddl_v_{constant}_value"]
+    return o["ddl_v_sigmoid_scale"] * sigmoid(logit) if o["ddl_v_sigmoid"] else logit
+
+
+def forward(tensors, tokens, variant, options):
     """Logits, and the intermediate arrays under the names the golden files use."""
+    o = DEFAULTS | options
+    head_dim, layers = o["head_dim"], o["num_hidden_layers"]
     everything = part(tensors, "")
     embedding = everything["transformer.wte.weight"]
-    plain = "transformer.h.0.ddl_attn.v_proj.weight" not in everything
-    channels = 1 if plain else len(everything["transformer.h.0.ddl_attn.v_proj.weight"])
+    plain = variant == "baseline"
+    channels = o["ddl_value_channels"] if variant[0] in "ct" else 1
+    constant = "dim1_constant" if variant == "vdim1" else "constant"
+    scale = o["hidden_size_base"] / o["hidden_size"] if o["mup"] else 1.0
     state = expand(everything, embedding[tokens], channels)
     seen = {}
     for n in range(layers):
@@ -186,72 +189,12 @@ def forward(tensors, tokens, head_dim, layers):
                 else:
                     logit = np.tanh(c @ g["beta_in.weight"].T) @ g["beta_out.weight"].T + g["beta_out.bias"]
                 record |= {"beta_logit": logit, "v_logit": x @ g["v_proj.weight"].T + g["v_proj.bias"]}
-                k = h / np.sqrt(np.sum(h * h, axis=-1, keepdims=True) + 1e-5**2)
-                β, v = 2 * sigmoid(logit), 4 * sigmoid(record["v_logit"])
+                k = h / np.sqrt(np.sum(h * h, axis=-1, keepdims=True) + o["ddl_k_eps"] ** 2)
+                β, v = 2 * sigmoid(logit), value(o, constant, record["v_logit"])
                 readout = np.einsum("btd,btdv->btv", k, state)
                 state = state + k[..., None] * (β * (v - readout))[:, :, None]
             seen |= {f"upd/{2 * n + i}/{name}": array for name, array in record.items()}
             seen[f"upd/{2 * n + i}/x_out"] = state
     seen["out/readout"] = compress(part(tensors, "readout."), state)
     seen["out/final"] = rms_norm(seen["out/readout"], everything["ln_f.weight"])
-    return seen["out/final"] @ embedding.T, seen
-
-
-def transformer(tensors, variant, *, layers, width, heads, head_dim, vocab_size, gate_hidden=0, **options):
-    """Our Transformer with the official tensors; every one of them must find its place, and every place its tensor."""
-    d, H, D, L = width, heads, head_dim, layers
-    sizes = {"layers": L, "width": d, "heads": H, "head_dim": D, "vocab_size": vocab_size}
-    config = configuration(variant, gate_hidden, compute_dtype="float32", state_dtype="float32", **sizes, **options)
-    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
-    left = {name: np.asarray(array) for name, array in tensors.items() if name != "lm_head.weight"}
-
-    def blocks(name):
-        return np.stack([left.pop(f"transformer.h.{n}.{name}") for n in range(L)])
-
-    def both(name):
-        return np.stack([left.pop(f"transformer.h.{n}.{s}.{name}") for n in range(L) for s in ("ddl_attn", "ddl_mlp")])
-
-    def readers(name):
-        return np.concatenate([blocks(f"compress.{name}"), left.pop(f"readout.{name}")[None]])
-
-    projections = np.stack([blocks(f"attn.c_{n}.weight") for n in "qkv"], 1)
-    placed = {
-        "embedding": left.pop("transformer.wte.weight"),
-        "final_norm/gain": left.pop("ln_f.weight"),
-        "blocks/attention_norm/gain": blocks("ln_1.weight"),
-        "blocks/mlp_norm/gain": blocks("ln_2.weight"),
-        "blocks/attention/qkv": projections.reshape(L, 3, H, D, d).transpose(0, 4, 1, 2, 3),
-        "blocks/attention/output": blocks("attn.c_proj.weight").reshape(L, d, H, D).transpose(0, 2, 3, 1),
-        "blocks/attention/query_norm/gain": blocks("attn.q_rms.weight"),
-        "blocks/attention/key_norm/gain": blocks("attn.k_rms.weight"),
-        "blocks/mlp/input": np.stack([blocks("mlp.c_fc1.weight"), blocks("mlp.c_fc2.weight")], 1).transpose(0, 3, 1, 2),
-        "blocks/mlp/output": blocks("mlp.c_proj.weight").transpose(0, 2, 1),
-    }  # fmt: skip
-    if variant != "baseline":
-        if gate_hidden:
-            placed["stream/updates/gate/hidden"] = both("beta_in.weight").transpose(0, 2, 1)
-        out = "beta_out" if gate_hidden else "beta"
-        placed["stream/updates/gate/output"] = both(f"{out}.weight")[:, 0]
-        placed["stream/updates/gate/bias"] = both(f"{out}.bias")[:, 0]
-        placed["stream/updates/value/weight"] = both("v_proj.weight")
-        placed["stream/updates/value/bias"] = both("v_proj.bias")
-    if variant[0] == "c":
-        placed["stream/readers/taps"] = readers("weight").transpose(0, 2, 1)
-    if variant[0] == "t":  # our first tap is the current token, theirs the last
-        taps = readers("shortconv.weight").reshape(L + 1, d, V, TAPS)
-        placed["stream/readers/taps"] = taps.transpose(0, 3, 2, 1)[:, ::-1]
-    if variant[0] in "ct":
-        placed["stream/readers/pool"] = readers("read")
-    if variant.endswith("_ec"):
-        placed["stream/expansion/taps"] = (
-            left.pop("input_embed.conv.weight").reshape(d, V, TAPS).transpose(2, 1, 0)[::-1]
-        )
-    assert not left, f"no place for {sorted(left)}"
-
-    graph, parameters = nnx.split(model)
-    flat = {"/".join(map(str, path)): path for path, _ in nnx.to_flat_state(parameters)}
-    assert set(flat) == set(placed)
-    for name, path in flat.items():
-        assert dict(nnx.to_flat_state(parameters))[path].shape == placed[name].shape, name
-    leaves = [jnp.asarray(placed["/".join(map(str, path))]) for path, _ in nnx.to_flat_state(parameters)]
-    return nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(parameters), leaves))
+    return scale * seen["out/final"] @ embedding.T, seen

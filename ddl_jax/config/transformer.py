@@ -4,10 +4,10 @@ import dataclasses
 from typing import Literal
 
 from ddl_jax.config.residual import ResidualConfig
-from ddl_jax.config.rules import filled, require, require_least, require_types
+from ddl_jax.config.rules import filled, require, require_least, require_types, require_unset
 from ddl_jax.errors import nearest_multiples
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["auto", "float32", "bfloat16", "float64"]
 Attention = Literal["auto", "xla", "cudnn"]
 Remat = Literal["none", "elementwise", "branch", "layer"]
 
@@ -32,11 +32,13 @@ class TransformerConfig:
         head_norm: RMSNorm with gain on what each head gives.
         output_gate: what each head gives is normalised, as with head_norm, and multiplied by silu of a projection of
             the context, feature by feature.
-        logit_scale: `none`, or `mup`: logits times 1024 / width.
+        logit_scale: `none`, or `mup`: logits times logit_base_width / width.
+        logit_base_width: of the model whose logits `mup` leaves as they are (1024).
         attention: what computes attention: `cudnn` (flash attention on NVIDIA GPUs, in bfloat16), `xla`, or `auto`:
             cuDNN where the program is compiled for GPUs and cuDNN takes the heads, else XLA.
-        compute_dtype: of matrix products; `auto` is bfloat16 on a GPU and float32 elsewhere. A GPU multiplies float32
-            in TF32 unless jax_default_matmul_precision says otherwise.
+        compute_dtype: of matrix products; `auto` is bfloat16 on a GPU and float32 elsewhere, or float64 with
+            jax_enable_x64, which `float64` takes. A GPU multiplies float32 in TF32 unless jax_default_matmul_precision
+            says otherwise.
         state_dtype: of the residual state; `auto` as above.
         remat: what backward computes again, to keep less: `none`; `elementwise`: norms, RoPE and activations, not
             matrix products; `branch`: the sublayers' output projections, too; `layer`: whole layers.
@@ -53,6 +55,7 @@ class TransformerConfig:
     head_norm: bool = False
     output_gate: bool = False
     logit_scale: Literal["none", "mup"] = "none"
+    logit_base_width: int | None = None
     attention: Attention = "auto"
     compute_dtype: Dtype = "auto"
     state_dtype: Dtype = "auto"
@@ -67,6 +70,11 @@ class TransformerConfig:
             value = getattr(self, name)
             require(self, path, name, value is None or value <= most, "is too large", f"nearest: {most}")
         config, derived = self, ""
+        if config.logit_scale == "mup":
+            config = filled(config, logit_base_width=1024)  # the official code's
+            require_least(config, path, 1, "logit_base_width")
+        else:
+            require_unset(config, path, ("logit_base_width",), f"logit_scale is {config.logit_scale!r}")
         if config.head_dim is None:
             rule = f"is not divisible by {path}.heads {config.heads}"
             legal = f"nearest: {nearest_multiples(config.width, config.heads)}"

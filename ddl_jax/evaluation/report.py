@@ -30,10 +30,21 @@ def show(result: Result, config: TransformerConfig) -> None:
         if size(config):
             rows = ", ".join(f"{name} {loss:.4f}" for name, loss in validation_losses(size(config)).items())
             console.print(f"The paper's models of this size, on its own text: {rows} nats/token", soft_wrap=True)
+    if "skipping" in result:
+        console.print(_skipping(result["skipping"]), soft_wrap=True)
     if "paper" in result:
         _show_paper(result["paper"], config, console)
     elif result["tasks"]:
         console.print(_tasks(result["tasks"]))
+
+
+def _skipping(cost: Mapping[str, float]) -> str:
+    full, without = cost["milliseconds_per_token"], cost["skipping_milliseconds_per_token"]
+    return (
+        f"Without edits whose gate is below {cost['skip_below']}: {cost['loss_change']:+.4f} nats/token, the same "
+        f"likeliest token after {cost['agreement']:.2%} of tokens; one row at a time, {cost['skipped_share']:.1%} of "
+        f"sublayers skipped, {without:.3f} ms per token instead of {full:.3f}"
+    )
 
 
 def _tasks(tasks: Mapping[str, Mapping[str, float]]) -> Table:

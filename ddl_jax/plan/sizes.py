@@ -2,7 +2,7 @@
 
 from ddl_jax.config import TransformerConfig
 
-ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 
 
 def state_bytes(config: TransformerConfig, sequences: int) -> int:

@@ -8,12 +8,12 @@ from jaxtyping import Array, Float
 from ddl_jax.cache import Cache
 from ddl_jax.config import ResidualConfig
 from ddl_jax.parameters import weight
+from ddl_jax.precision import at_least_float32
 from pallas_kernels.rewrite.xla import over_channels
 from pallas_kernels.token_read.xla import along_tokens
 
 State = Float[Array, "batch tokens channels width"]
 Features = Float[Array, "batch tokens width"]
-F32 = jnp.float32
 
 
 def delayed(x: Float[Array, "batch tokens *rest"], steps: int) -> Float[Array, "batch tokens *rest"]:
@@ -52,7 +52,7 @@ class ConvolutionExpansion(nnx.Module):
 @jax.custom_vjp
 def _convolved(e: Float[Array, "batch tokens width"], a: Float[Array, "taps channels width"]):
     taps, channels, _ = a.shape
-    past = [delayed(e.astype(F32), s) for s in range(taps)]
+    past = [delayed(at_least_float32(e), s) for s in range(taps)]
     # Channel by channel, as in `pallas_kernels.token_read.xla`.
     return jnp.stack([sum(a[s, j] * past[s] for s in range(taps)) for j in range(channels)], axis=-2)
 
@@ -65,8 +65,11 @@ def _convolved_backward(saved, d_state):
     e, a = saved
     tokens = e.shape[1]
     d_e = sum(along_tokens(over_channels(tap, d_state), 0, s)[:, s : s + tokens] for s, tap in enumerate(a))
-    d_a = [jnp.sum(delayed(e.astype(F32), s)[:, :, None] * d_state.astype(F32), axis=(0, 1)) for s in range(len(a))]
-    return d_e.astype(e.dtype), jnp.stack(d_a)
+    d_a = [
+        jnp.sum(delayed(at_least_float32(e), s)[:, :, None] * at_least_float32(d_state), axis=(0, 1))
+        for s in range(len(a))
+    ]
+    return d_e.astype(e.dtype), jnp.stack(d_a).astype(a.dtype)
 
 
 _convolved.defvjp(lambda e, a: (_convolved(e, a), (e, a)), _convolved_backward)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from ddl_jax.config import GateConfig
 from ddl_jax.linear import project
 from ddl_jax.parameters import bias, normal
+from ddl_jax.precision import at_least_float32
 from ddl_jax.remat import PRODUCT
 
 
@@ -26,7 +27,7 @@ class Gate(nnx.Module):
         self.bias = bias(jnp.asarray(math.log(share / (1 - share))))
 
     def __call__(self, context: Float[Array, "batch tokens width"]) -> Float[Array, "batch tokens"]:
-        c = context.astype(jnp.float32)
+        c = at_least_float32(context)
         if self.hidden is not None:
             c = checkpoint_name(project(c, self.hidden, "highest"), PRODUCT)
             c = jnp.tanh(c if self.hidden_bias is None else c + self.hidden_bias[...])

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from ddl_jax.cache import Cache, of
 from ddl_jax.config import ResidualConfig
 from ddl_jax.linear import project
+from ddl_jax.precision import at_least_float32
 from ddl_jax.remat import PRODUCT
 from ddl_jax.residual import reversible
 from ddl_jax.residual.direction import DIRECTIONS
@@ -34,8 +35,8 @@ class AdditiveUpdate(nnx.Module):
 
     def write(self, state: State, branch: Features, context: Features, x: Features, cache: Cache | None = None):
         """The new state."""
-        h = branch.astype(jnp.float32)[:, :, None]
-        return (state.astype(jnp.float32) + h).astype(state.dtype)
+        h = at_least_float32(branch)[:, :, None]
+        return (at_least_float32(state) + h).astype(state.dtype)
 
     def write_then_read(self, state: State, branch: Features, context: Features, x: Features, reader, cache=None):
         """The new state and what `reader` sees of it."""
@@ -72,7 +73,7 @@ class DeltaUpdate(nnx.Module):
             return self.value(branch, context, x), self.gate(context)
         # One pass over the context, and one over its gradient, for both.
         weights = jnp.concatenate([self.value.weight[...], self.gate.output[...][None]])
-        products = checkpoint_name(project(context.astype(jnp.float32), weights.T, "highest"), PRODUCT)
+        products = checkpoint_name(project(at_least_float32(context), weights.T, "highest"), PRODUCT)
         return self.value.of(products[..., :-1]), self.gate.of(products[..., -1])
 
     def _options(self) -> dict[str, Any]:
@@ -101,10 +102,10 @@ class DeltaUpdate(nnx.Module):
     def diagnostics(self, state: State, branch: Features, context: Features, x: Features) -> dict[str, Array]:
         """The gate β, ρ = ‖k‖², and the discrepancy ‖v − kᵀX‖ before and after the edit, each (B, T)."""
         h, v, β = self.edit(branch, context, x)
-        k, _ = unit(h.astype(jnp.float32), self.epsilon)
+        k, _ = unit(at_least_float32(h), self.epsilon)
 
         def discrepancy(state: State) -> Float[Array, "batch tokens"]:
-            return jnp.linalg.norm(v - along(k, state.astype(jnp.float32)), axis=-1)
+            return jnp.linalg.norm(v - along(k, at_least_float32(state)), axis=-1)
 
         after = rewrite(state, h, v, β, **self._options())
         return {

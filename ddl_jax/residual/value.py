@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from ddl_jax.config import ValueConfig
 from ddl_jax.linear import project
 from ddl_jax.parameters import bias, normal
+from ddl_jax.precision import at_least_float32
 from ddl_jax.remat import PRODUCT
 
 
@@ -35,9 +36,9 @@ class Value(nnx.Module):
     ) -> Float[Array, "batch tokens channels"]:
         config = self.config
         if config.constant is not None:
-            return jnp.full((*context.shape[:-1], self.channels), config.constant, jnp.float32)
+            return jnp.full((*context.shape[:-1], self.channels), config.constant, at_least_float32(context).dtype)
         source = {"context": context, "read": read, "branch": branch}[config.source]
-        return self.of(checkpoint_name(project(source.astype(jnp.float32), self.weight[...].T, "highest"), PRODUCT))
+        return self.of(checkpoint_name(project(at_least_float32(source), self.weight[...].T, "highest"), PRODUCT))
 
     def of(self, product: Float[Array, "batch tokens channels"]) -> Float[Array, "batch tokens channels"]:
         """v from W source."""

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from ddl_jax.data import NO_TARGET
+from ddl_jax.precision import at_least_float32
 from ddl_jax.transformer.model import head
 
 CHUNK = 1024  # tokens; at the paper's vocabulary a chunk's float32 logits take 206 MB
@@ -25,7 +26,8 @@ def cross_entropy(
         nats, _ = _chunk_nats(*chunk, weight)
         return total + nats, None
 
-    return jax.lax.scan(add_chunk, jnp.float32(0), _chunks(features, targets))[0]
+    zero = jnp.zeros((), at_least_float32(features).dtype)
+    return jax.lax.scan(add_chunk, zero, _chunks(features, targets))[0]
 
 
 def _chunks(features, targets):
@@ -55,17 +57,19 @@ def _chunk_nats(features, targets, weight):
 
 
 def _forward(features, weight, targets):
+    dtype = at_least_float32(features).dtype
+
     def add_chunk(carry, chunk):
         total, d_weight = carry
         chunk_features, chunk_targets = chunk
         nats, (logits, normalizer, counted) = _chunk_nats(*chunk, weight)
         hit = jnp.arange(logits.shape[-1]) == chunk_targets[:, None]
         error = (jnp.where(counted[:, None], jnp.exp(logits - normalizer) - hit, 0.0)).astype(features.dtype)
-        d_weight += jnp.einsum("tv,td->vd", error, chunk_features, preferred_element_type=jnp.float32)
-        d_features = jnp.einsum("tv,vd->td", error, weight, preferred_element_type=jnp.float32)
+        d_weight += jnp.einsum("tv,td->vd", error, chunk_features, preferred_element_type=dtype)
+        d_features = jnp.einsum("tv,vd->td", error, weight, preferred_element_type=dtype)
         return (total + nats, d_weight), d_features.astype(features.dtype)
 
-    start = (jnp.float32(0), jnp.zeros(weight.shape, jnp.float32))
+    start = (jnp.zeros((), dtype), jnp.zeros(weight.shape, dtype))
     (total, d_weight), d_features = jax.lax.scan(add_chunk, start, _chunks(features, targets))
     return total, (_joined(d_features, features.shape), d_weight.astype(weight.dtype))
 

@@ -18,6 +18,7 @@ from ddl_jax.partition import BATCH_AXES, gathered_once, on_each_device, placed
 from ddl_jax.training.loss import cross_entropy
 from ddl_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from ddl_jax.transformer import Transformer, auto
+from ddl_jax.transformer.model import dtype_of
 
 
 class TrainState(NamedTuple):
@@ -101,7 +102,8 @@ def make_train_step(graph: nnx.GraphDef, config: Config, mesh: Mesh | None = Non
         def add(total, microbatch):
             return jax.tree.map(jnp.add, total, jax.value_and_grad(nats)(parameters, microbatch)), None
 
-        start = (jnp.float32(0), jax.tree.map(jnp.zeros_like, parameters))
+        total = jnp.zeros((), jnp.promote_types(dtype_of(config.model.compute_dtype), jnp.float32))
+        start = (total, jax.tree.map(jnp.zeros_like, parameters))
         return jax.lax.scan(add, start, microbatches)[0]
 
     @functools.partial(on_each_device, mesh=mesh, gradient=True)

@@ -11,22 +11,25 @@ from ddl_jax.config import TransformerConfig
 from ddl_jax.linear import project
 from ddl_jax.parameters import normal
 from ddl_jax.partition import entering
+from ddl_jax.precision import at_least_float32
 from ddl_jax.remat import PRODUCT
 from ddl_jax.transformer.norm import RMSNorm
 
 ROPE_BASE = 10000.0  # the paper's and the official code's
 
 
-def rope_angles(positions: Int[Array, "*rows tokens"], head_dim: int) -> Float[Array, "*rows tokens half"]:
-    """Position times frequency, in float32: t · base^(−2i/D) for i < D/2."""
-    frequencies = ROPE_BASE ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-    return positions.astype(jnp.float32)[..., None] * frequencies
+def rope_angles(
+    positions: Int[Array, "*rows tokens"], head_dim: int, dtype: jnp.dtype = jnp.float32
+) -> Float[Array, "*rows tokens half"]:
+    """Position times frequency, in the given dtype: t · base^(−2i/D) for i < D/2."""
+    frequencies = ROPE_BASE ** (-jnp.arange(0, head_dim, 2, dtype=dtype) / head_dim)
+    return positions.astype(dtype)[..., None] * frequencies
 
 
 def rotate(x: Float[Array, "batch tokens heads dim"], angles: Float[Array, "*rows tokens half"]):
-    """RoPE on halves: (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin), in float32."""
+    """RoPE on halves: (x₁, x₂) → (x₁ cos − x₂ sin, x₂ cos + x₁ sin), in float32 or wider."""
     cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    first, second = jnp.split(at_least_float32(x), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
@@ -60,7 +63,7 @@ class Attention(nnx.Module):
     def _query_key_value(self, context, cache):
         query, key, value = jnp.unstack(checkpoint_name(project(context, self.qkv), PRODUCT), axis=-3)
         positions = jnp.arange(query.shape[1]) if cache is None else cache.now.positions
-        angles = rope_angles(positions, query.shape[-1])
+        angles = rope_angles(positions, query.shape[-1], at_least_float32(query).dtype)
         query, key = rotate(query, angles), rotate(key, angles)
         if self.query_norm is not None:
             # One gain for all heads, of which a device may have some.

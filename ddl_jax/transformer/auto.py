@@ -21,11 +21,21 @@ def decided(config: TransformerConfig, devices: Sequence[jax.Device]) -> Transfo
     return dataclasses.replace(config, attention=attention, residual=kernels.decided(config.residual, devices))
 
 
+def widest() -> str:
+    """The dtype that JAX gives numbers of which none is asked for: float32, or with `jax_enable_x64` float64."""
+    return jax.dtypes.canonicalize_dtype(float).name
+
+
+def dtype(platform: str) -> str:
+    """What the dtype `auto` is on a platform."""
+    return "bfloat16" if platform == "gpu" else widest()
+
+
 def with_dtypes(config: TransformerConfig, devices: Sequence[jax.Device]) -> TransformerConfig:
-    """The configuration with its dtypes decided: `auto` is bfloat16 on GPUs and float32 elsewhere."""
-    default = "bfloat16" if devices[0].platform == "gpu" else "float32"
-    dtypes = {name: getattr(config, name) for name in ("compute_dtype", "state_dtype")}
-    return dataclasses.replace(config, **{n: default if dtype == "auto" else dtype for n, dtype in dtypes.items()})
+    """The configuration with its dtypes decided."""
+    default = dtype(devices[0].platform)
+    names = {field: getattr(config, field) for field in ("compute_dtype", "state_dtype")}
+    return dataclasses.replace(config, **{field: default if name == "auto" else name for field, name in names.items()})
 
 
 def explain_attention(config: TransformerConfig, devices: Sequence[jax.Device], path: str = "model") -> str:

@@ -8,18 +8,23 @@ from jaxtyping import Array, Float, Int
 from ddl_jax.config import TransformerConfig
 from ddl_jax.errors import InputError
 from ddl_jax.parameters import normal, stacked
+from ddl_jax.precision import at_least_float32
 from ddl_jax.residual import DeltaStream
+from ddl_jax.transformer import auto
 from ddl_jax.transformer.block import SUBLAYERS, Block
 from ddl_jax.transformer.norm import RMSNorm
 from ddl_jax.transformer.stack import final_read
 
-MUP_BASE_WIDTH = 1024  # of the official code's logit scale
-
 
 def dtype_of(name: str) -> jnp.dtype:
-    """The dtype for a configured name; `auto` is bfloat16 on a GPU and float32 elsewhere."""
-    if name == "auto":
-        name = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    """The dtype for a configured name.
+
+    Raises:
+        InputError: float64 without `jax_enable_x64`.
+    """
+    name = auto.dtype(jax.default_backend()) if name == "auto" else name
+    if name == "float64" and auto.widest() != name:
+        raise InputError("model.compute_dtype or model.state_dtype float64 needs jax_enable_x64 (JAX_ENABLE_X64=1)")
     return jnp.dtype(name)
 
 
@@ -61,10 +66,12 @@ class Transformer(nnx.Module):
 
     def head_weight(self) -> Float[Array, "vocab width"]:
         """The tied head in the compute dtype, the logit scale included."""
-        scale = MUP_BASE_WIDTH / self.config.width if self.config.logit_scale == "mup" else 1.0
+        config = self.config
+        scale = config.logit_base_width / config.width if config.logit_scale == "mup" else 1.0
         return (scale * self.embedding[...]).astype(self.final_norm.dtype)
 
 
 def head(features: Float[Array, "*batch width"], weight: Float[Array, "vocab width"]) -> Float[Array, "*batch vocab"]:
-    """Logits in float32."""
-    return jnp.einsum("...d,vd->...v", features, weight, preferred_element_type=jnp.float32)
+    """Logits in float32, or of features in float64 in float64."""
+    dtype = at_least_float32(features).dtype
+    return jnp.einsum("...d,vd->...v", features, weight, preferred_element_type=dtype)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ddl_jax.parameters import gain
+from ddl_jax.precision import at_least_float32
 
 EPSILON = 1e-5  # inside the mean, as in the official code
-F32 = jnp.float32
 
 
 class RMSNorm(nnx.Module):
@@ -30,7 +30,7 @@ def _normalize(x, gain):
 
 def _unit(x):
     """x̂ = r x and r = 1 / sqrt(mean(x²) + 1e-5), in float32."""
-    x = x.astype(F32)
+    x = at_least_float32(x)
     r = lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + EPSILON)
     return r * x, r
 
@@ -44,7 +44,7 @@ def _backward(saved, dy):
     unit, r = _unit(x)
     along = jnp.mean(gain * dy * unit, axis=-1, keepdims=True)
     d_gain = jnp.sum(dy * unit, axis=tuple(range(x.ndim - 1)))
-    return (r * (gain * dy - unit * along)).astype(x.dtype), d_gain
+    return (r * (gain * dy - unit * along)).astype(x.dtype), d_gain.astype(gain.dtype)
 
 
 _normalize.defvjp(lambda x, gain: (_normalize(x, gain), (x, gain)), _backward)

@@ -10,7 +10,7 @@ state's size is materialised before it is summed, and sums over the few channels
 from jax import lax
 import jax.numpy as jnp
 
-F32 = jnp.float32
+from pallas_kernels.precision import at_least_float32
 
 
 def along(k, X):
@@ -20,7 +20,7 @@ def along(k, X):
 
 def over_channels(weights, X):
     """Σ_j weights_j X_j in float32: weights (V, d) or (…, V, 1), X (…, V, d) → (…, d)."""
-    return sum(weights[..., j, :] * X[..., j, :].astype(F32) for j in range(X.shape[-2]))
+    return sum(weights[..., j, :] * at_least_float32(X[..., j, :]) for j in range(X.shape[-2]))
 
 
 def unit(h, epsilon):
@@ -31,13 +31,14 @@ def unit(h, epsilon):
 
 def forward(state, branch, value, gate, weights=None, *, epsilon, erase, with_discrepancy=False):
     """X'; then, given weights, the next read x; then, if asked for, the discrepancy w in float32."""
-    X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)[..., None]
+    X, h, v, β = map(at_least_float32, (state, branch, value, gate))
+    β = β[..., None]
     k, _ = unit(h, epsilon)
     w = v - along(k, X) if erase else v
     new_state = X + (β * w)[..., None] * k[..., None, :]
     outputs = (new_state.astype(state.dtype),)
     if weights is not None:
-        outputs += (over_channels(weights.astype(F32), new_state).astype(state.dtype),)
+        outputs += (over_channels(at_least_float32(weights), new_state).astype(state.dtype),)
     return (*outputs, w) if with_discrepancy else outputs
 
 
@@ -52,7 +53,8 @@ def backward(state, branch, value, gate, weights, d_new, d_read, *, epsilon, era
     Without erase the terms −X g and −β k gᵀ are absent. With `reverse`, `state` is X' and `value` is the discrepancy w
     that forward gave, and X = X' − β k wᵀ (exact, no division; design 2.2) comes in front of the cotangents.
     """
-    X, h, v, β = state.astype(F32), branch.astype(F32), value.astype(F32), gate.astype(F32)[..., None]
+    X, h, v, β = map(at_least_float32, (state, branch, value, gate))
+    β = β[..., None]
     k, inverse_norm = unit(h, epsilon)
     if reverse:
         w = v
@@ -60,10 +62,10 @@ def backward(state, branch, value, gate, weights, d_new, d_read, *, epsilon, era
     r = along(k, X)
     if not reverse:
         w = v - r if erase else v
-    D, g = d_new.astype(F32), along(k, d_new.astype(F32))
+    D, g = at_least_float32(d_new), along(k, at_least_float32(d_new))
     sums = ()
     if weights is not None:
-        a, dx = weights.astype(F32), d_read.astype(F32)
+        a, dx = at_least_float32(weights), at_least_float32(d_read)
         D = D + a * dx[..., None, :]
         g = g + jnp.einsum("...d,vd->...v", k * dx, a, precision="highest")
         # dx ⊙ X' = dx ⊙ X + (βw)(dx ⊙ k)ᵀ, and the second term is a product of matrices.

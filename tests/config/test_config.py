@@ -52,7 +52,7 @@ BROKEN_RULES = [
     ({"model.vocab_size": 0}, "model.vocab_size 0 must be at least 1; nearest: 1"),
     ({"model.qk_norm": 1}, "model.qk_norm 1 must be true or false"),
     ({"model.logit_scale": "sp"}, "model.logit_scale 'sp' must be one of none, mup"),
-    ({"model.compute_dtype": "fp8"}, "model.compute_dtype 'fp8' must be one of auto, float32, bfloat16"),
+    ({"model.compute_dtype": "fp8"}, "model.compute_dtype 'fp8' must be one of auto, float32, bfloat16, float64"),
     ({R + "kind": "plain"}, f"{R}kind 'plain' must be one of additive, additive_expanded, write_only, delta"),
     ({R + "kind": ["delta"]}, f"{R}kind ['delta'] must be one of additive, additive_expanded, write_only, delta"),
     ({R + "preset": None}, f"{R}preset null must be one of paper, official_code"),
