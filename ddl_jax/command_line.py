@@ -41,14 +41,7 @@ def config_parser(command: str, description: str, several: bool = False) -> json
         The parser, to which a command adds arguments of its own (their names must not be settings).
     """
     files = "[FILE ...] " if several else ""
-    parser = jsonargparse.ArgumentParser(
-        prog=command,
-        description=description,
-        usage=f"%(prog)s {files}[--config FILE ...] [--KEY VALUE ...]",
-        formatter_class=argparse.HelpFormatter,
-        exit_on_error=False,
-        allow_abbrev=False,
-    )
+    parser = command_parser(command, description, f"{files}[--config FILE ...] [--KEY VALUE ...]")
     if several:
         parser.add_argument("files", nargs="*", metavar="FILE", help="configurations to compare, before any option")
     overlaid = " (over each of the FILEs)" if several else ""
@@ -71,6 +64,24 @@ def config_parser(command: str, description: str, several: bool = False) -> json
             f"--{key}", metavar=_metavar(field.type), default=argparse.SUPPRESS, help=_help(field, section)
         )
     return parser
+
+
+def command_parser(command: str, description: str, usage: str) -> jsonargparse.ArgumentParser:
+    """A parser without any arguments yet, for a command that takes no configuration; hand it to `parse` like others.
+
+    Args:
+        command: as typed, for the help.
+        description: what the command does, for the help.
+        usage: what follows the command.
+    """
+    return jsonargparse.ArgumentParser(
+        prog=command,
+        description=description,
+        usage=f"%(prog)s {usage}",
+        formatter_class=argparse.HelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
 
 
 def _metavar(hint: Any) -> str:
