@@ -123,7 +123,7 @@ def parse(parser: jsonargparse.ArgumentParser, arguments: list[str]) -> jsonargp
     below = [key for key, _, _ in fields() if key.startswith(f"{word.lstrip('-')}.")]
     if below:
         raise InputError(f"{word} is a section, not a setting; did you mean '--{below[0]}'?")
-    options = re.findall(r"^ +(?:-\w, )?--([\w.]+)", parser.format_help(), flags=re.MULTILINE)
+    options = re.findall(r"^ +(?:-\w, )?--([\w.-]+)", parser.format_help(), flags=re.MULTILINE)
     similar = " or ".join(f"'--{name}'" for name in similar_names(word.lstrip("-"), options))
     raise InputError(f"unknown option {shown(word)}; " + (f"did you mean {similar}?" if similar else "see --help"))
 

@@ -50,7 +50,7 @@ class PreparationConfig:
             f"--tokenizer {shown(self.tokenizer)} is not a tokenizer; use 'bytes', 'gpt2' or the path of a "
             "tokenizer.json",
         )
-        _between("--validation-fraction", self.validation_fraction, 0, 0.5)
+        _between("--validation-fraction", self.validation_fraction, 0, 0.9)
         _between("--shard-tokens", self.shard_tokens, 1, MOST_TOKENS)
         _between("--workers", self.workers, 0, MOST_WORKERS)
 

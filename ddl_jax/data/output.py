@@ -163,14 +163,19 @@ class OutputFolder:
     def record(self, settings: dict, progress: Progress) -> None:
         """Writes the journal; raises RunError if that fails."""
         record = {"format": FORMAT, "settings": settings, "progress": dataclasses.asdict(progress)}
-        self._write(JOURNAL, record)
+        self.write(JOURNAL, json.dumps(record, indent=1) + "\n")
 
     def complete(self, index: dict) -> None:
         """Writes the index, after which there is nothing to go on from; raises RunError if that fails."""
-        self._write(INDEX, {"format": FORMAT, **index})
+        self.write(INDEX, json.dumps({"format": FORMAT, **index}, indent=1) + "\n")
+        self.clear_journal()
+
+    def clear_journal(self) -> None:
+        """Removes what only an unfinished preparation needs."""
         for path in (self.path / JOURNAL, *self.path.glob(f"*{PARTIAL}")):
             path.unlink(missing_ok=True)
 
-    def _write(self, name: str, record: dict) -> None:
+    def write(self, name: str, text: str) -> None:
+        """Writes a file that is never seen half-written; raises RunError if that fails."""
         with writing(self.path / name):
-            write_atomically(self.path / name, json.dumps(record, indent=1) + "\n")
+            write_atomically(self.path / name, text)

@@ -57,6 +57,7 @@ def prepare_shards(config: PreparationConfig, stop: Callable[[], bool], report: 
             for source, recorded in zip(sources, index["sources"], strict=True):
                 if source.size != recorded["bytes"]:
                     raise _changed(source, folder)
+            folder.clear_journal()  # of a process that was killed in between
             return index
         progress = folder.journal(settings)
         if progress is None:
@@ -65,7 +66,7 @@ def prepare_shards(config: PreparationConfig, stop: Callable[[], bool], report: 
         else:
             _require_unchanged(sources, progress, config.text_field, folder)
         if not isinstance(tokenizer, ByteTokenizer):
-            tokenizer.save(folder.path / FILE_NAME)
+            folder.write(FILE_NAME, tokenizer.to_json())
         run = _Run(config, settings, folder, sources, progress)
         try:
             done = run.go(tokenizer, stop, report)

@@ -170,7 +170,7 @@ def _reading(path: str, place: str = "") -> Iterator[None]:
             reason = os.strerror(error.errno)
             raise InputError(f"{path!r} cannot be read: {reason}; make it readable, or leave it out") from error
         raise _damaged(path, place, error) from error
-    except (EOFError, ValueError, zlib.error) as error:  # pyarrow's errors are ValueErrors
+    except (EOFError, ValueError, RuntimeError, zlib.error) as error:  # pyarrow's errors are of the middle two
         raise _damaged(path, place, error) from error
 
 
