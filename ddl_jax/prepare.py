@@ -1,6 +1,7 @@
 """`ddl prepare`: text to token shards, in as many processes as there are processors, resumed by the same command."""
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import jsonargparse
 
 from ddl_jax.command_line import attribute_docs, command_parser, parse
-from ddl_jax.config.preparation import PreparationConfig, available_processors
+from ddl_jax.config.preparation import PreparationConfig
 from ddl_jax.config.rules import shown
 from ddl_jax.duration import duration
 from ddl_jax.errors import InputError, RunError
@@ -78,7 +79,8 @@ def _read(options: jsonargparse.Namespace) -> PreparationConfig:
         "text_field": options.text_field,
         "validation_fraction": _number(options.validation_fraction, "--validation-fraction", float),
         "shard_tokens": _number(options.shard_tokens, "--shard-tokens", int),
-        "workers": available_processors() if options.workers is None else _number(options.workers, "--workers", int),
+        # Not all of the machine's, where a scheduler lends some of them.
+        "workers": _number(options.workers or str(len(os.sched_getaffinity(0))), "--workers", int),
     }
     config = PreparationConfig(
         sources=tuple(options.sources),

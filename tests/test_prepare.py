@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 from pydoc_data.topics import topics
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from ddl_jax.command_line import exit_code
-from ddl_jax.config import Config
+from ddl_jax.config import DataConfig
 from ddl_jax.data import prepare as prepare_corpus
 from ddl_jax.data import train_batches
 from ddl_jax.prepare import main
@@ -55,6 +56,17 @@ def test_what_it_prints_and_that_it_is_done_once(tmp_path, source, capsys):
     assert (code, err) == (0, "")
     assert f"train tokens          {result['train_tokens']:,}\n" in out and "tokens per second     0\n" in out
     assert files(tmp_path / "out") == written
+
+
+def test_without_a_terminal_it_says_now_and_then_how_far_it_is(tmp_path, source, capsys, monkeypatch):
+    monkeypatch.setattr("ddl_jax.prepare.SAID_EVERY", 0.0)
+    command = [source, "--out", str(tmp_path / "out"), "--tokenizer", "bytes", "--workers", "0", "--json"]
+    code, out, err = run(capsys, *command, "--validation-fraction", "0")
+    size = os.path.getsize(source) / 1e6
+    tokens = json.loads(out)["train_tokens"]
+    assert code == 0 and re.fullmatch(
+        rf"read {size:.1f} of {size:.1f} MB   {tokens:,} tokens   [\d,]+ tokens/s   0 s left", err.splitlines()[-1]
+    )
 
 
 def test_an_empty_validation_set_is_said_in_one_line(tmp_path, source, capsys):
@@ -125,7 +137,7 @@ def test_a_full_disk_has_exit_code_1(tmp_path, source, capsys, monkeypatch):
 def test_its_shards_are_what_training_reads(tmp_path, source, capsys):
     command = [source, "--out", str(tmp_path / "out"), "--tokenizer", "gpt2", "--validation-fraction", "0.1"]
     assert run(capsys, *command, "--workers", "0")[0] == 0
-    data = Config().data.__class__(corpus="shards", paths=(str(tmp_path / "out" / "*.bin"),), tokenizer="gpt2")
+    data = DataConfig(corpus="shards", paths=(str(tmp_path / "out" / "*.bin"),), tokenizer="gpt2")
     corpus = prepare_corpus(data.resolve(), 64, tmp_path / "run")
     tokens = corpus.train.stretches[0].map()
     texts = [text.strip() for text in corpus.tokenizer.decode(tokens).split("\n") if text.strip()]
@@ -143,7 +155,7 @@ def wait_for(happened, what: str) -> None:
 
 def test_signals_to_it_and_its_processes(tmp_path, capsys):
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
-    source.write_text("".join(json.dumps({"text": f"{copy} {text}"}) + "\n" for copy in range(4) for text in TEXTS))
+    source.write_text("".join(json.dumps({"text": f"{copy} {text}"}) + "\n" for copy in range(3) for text in TEXTS))
     arguments = [str(source), "--out", str(out), "--tokenizer", "gpt2", "--shard-tokens", "20000"]
     command = [sys.executable, "-m", "ddl_jax", "prepare", *arguments, "--workers", "2"]
     journal = out / "progress.json"

@@ -1,7 +1,6 @@
 """The settings of `ddl prepare`: which text becomes which shards."""
 
 import dataclasses
-import os
 
 from ddl_jax.config.rules import shown
 from ddl_jax.errors import InputError
@@ -53,11 +52,6 @@ class PreparationConfig:
         _between("--validation-fraction", self.validation_fraction, 0, 0.9)
         _between("--shard-tokens", self.shard_tokens, 1, MOST_TOKENS)
         _between("--workers", self.workers, 0, MOST_WORKERS)
-
-
-def available_processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _between(option: str, value: float, low: float, high: float) -> None:

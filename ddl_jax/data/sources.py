@@ -108,7 +108,8 @@ def find_sources(patterns: Iterable[str], field: str) -> list[Source]:
             text or without an end, or a package is not installed.
     """
     sources = []
-    for index, path in enumerate(matching_files(patterns, "SOURCE")):
+    paths = {os.path.normpath(path) for path in matching_files(patterns, "SOURCE")}  # ./a is a, and read once
+    for index, path in enumerate(sorted(paths)):
         with _reading(path):
             status = os.stat(path)
             source = Source(index, path, status.st_size, status.st_mtime_ns)

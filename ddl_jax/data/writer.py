@@ -69,16 +69,16 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class _GrowingFile:
-    """A file that grows at its end, from a given size on: what stands behind that is cut off."""
+    """A file that grows at its end, from a given size on: a new one of zeros, or one that is cut off there."""
 
-    def __init__(self, path: Path, size: int):
+    def __init__(self, path: Path, size: int, new: bool):
         self.path = path
-        with writing(path):
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115, closed by close
-            if os.path.getsize(path) < size:
-                self._file.close()
+        with writing(path), contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(open(path, "ab", buffering=0))
+            if not new and os.path.getsize(path) < size:
                 raise InputError(f"{str(path)!r} is shorter than recorded; remove its folder, and prepare again")
             self._file.truncate(size)
+            stack.pop_all()  # open from here on
 
     def append(self, data: bytes | np.ndarray) -> None:
         rest = memoryview(data).cast("B")
@@ -120,13 +120,13 @@ class ShardWriter:
         return f"tokens_{self.side}_{len(self.written.shards):06d}"
 
     def _open(self) -> None:
-        now = self.written
-        bytes_of_tokens = now.tokens * np.dtype(self.dtype).itemsize
-        begun = HEADER_BYTES + bytes_of_tokens if now.documents else 0
-        self._tokens = _GrowingFile(self.folder / f"{self._stem}.bin{PARTIAL}", begun)
-        self._lengths = _GrowingFile(self.folder / f"{self._stem}.lengths{PARTIAL}", 8 * now.documents)
-        if not begun:
-            self._tokens.append(bytes(HEADER_BYTES))  # until its numbers are known
+        now, new = self.written, self.written.documents == 0
+        size = HEADER_BYTES + now.tokens * np.dtype(self.dtype).itemsize  # the header's numbers are not known yet
+        with contextlib.ExitStack() as stack:
+            self._tokens = _GrowingFile(self.folder / f"{self._stem}.bin{PARTIAL}", size, new)
+            stack.callback(self._tokens.close)
+            self._lengths = _GrowingFile(self.folder / f"{self._stem}.lengths{PARTIAL}", 8 * now.documents, new)
+            stack.pop_all()
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Appends documents.

@@ -1,10 +1,14 @@
 """Text to token shards: what they hold, that the documents alone decide it, and that no start is half a start."""
 
+from concurrent.futures import Future
 import dataclasses
 import hashlib
 import json
+import multiprocessing
+import os
 from pathlib import Path
 import resource
+import signal
 import subprocess
 import sys
 
@@ -14,6 +18,7 @@ import pytest
 from ddl_jax.config import DataConfig
 from ddl_jax.config.preparation import PreparationConfig
 from ddl_jax.data import ByteTokenizer, prepare
+from ddl_jax.data.encoding import _in_order
 from ddl_jax.data.output import OutputFolder
 from ddl_jax.data.preparation import prepare_shards
 from ddl_jax.errors import InputError, RunError
@@ -157,9 +162,11 @@ def test_the_split_is_decided_by_each_document_alone(tmp_path):
 def test_neither_the_number_of_processes_nor_a_stop_changes_a_byte(tmp_path):
     write_lines(tmp_path / "a.jsonl", TEXTS[:40])
     (tmp_path / "b.jsonl").write_text("\n")
-    write_lines(tmp_path / "c.jsonl", TEXTS[40:])
+    write_lines(tmp_path / "c.jsonl", [*TEXTS[40:], "not the <|endoftext|> of a document"])
     config = settings(tmp_path, tokenizer="gpt2", shard_tokens=100)
-    run(config)
+    index = run(config)
+    shards = [np.fromfile(tmp_path / "out" / shard["name"], "<u2")[512:] for shard in index["shards"]]
+    assert sum(np.count_nonzero(shard == 50256) for shard in shards) == len(TEXTS) + 1
     straight = files(tmp_path / "out")
     assert len(straight) > 8
     assert run(dataclasses.replace(config, out=str(tmp_path / "two"), workers=2))
@@ -236,6 +243,20 @@ def test_a_killed_run_goes_on_without_loss_or_repeat(tmp_path, room_alone):
     assert result.returncode == 0, result.stderr
     killed, partial, starts = json.loads(result.stdout)
     assert killed > 35 and partial > 30 and starts > 3
+
+
+def test_no_more_is_read_than_the_workers_will_soon_need():
+    class Pool:
+        def submit(self, call, chunk):
+            future = Future()
+            future.set_result(chunk)
+            return future
+
+    work = iter(range(100))
+    results = _in_order(Pool(), work, 5, lambda: False)
+    assert next(results) == 0
+    assert next(work) == 6
+    assert list(results) == [*range(1, 6), *range(7, 100)]
 
 
 MEMORY = """
@@ -370,4 +391,20 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path):
         assert not list(tmp_path.glob("out/*.bin"))
     assert all("partial failed: File too large; the same command goes on" in message for message in messages)
     run(config)
+    assert files(tmp_path / "out") == files(tmp_path / "straight")
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_process_that_is_killed_is_said_and_the_same_command_goes_on(tmp_path):
+    write_lines(tmp_path / "a.jsonl", TEXTS)
+    config = settings(tmp_path, workers=1)
+
+    def kill(*_) -> None:
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, signal.SIGKILL)
+
+    with pytest.raises(RunError, match="a process that encodes was killed, .* fewer --workers if need be"):
+        prepare_shards(config, lambda: False, kill)
+    run(dataclasses.replace(config, workers=0))
+    run(settings(tmp_path, "straight"))
     assert files(tmp_path / "out") == files(tmp_path / "straight")

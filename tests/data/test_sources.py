@@ -91,7 +91,7 @@ def test_sources_come_in_the_order_of_their_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("b.txt", "a.txt", "c.jsonl"):
         Path(name).write_text("")
-    found = find_sources(["*.jsonl", "?.txt", "a*"], "text")
+    found = find_sources(["*.jsonl", "?.txt", "./a*"], "text")
     assert [(source.index, source.path, source.kind) for source in found] == [
         (0, "a.txt", "text"),
         (1, "b.txt", "text"),
