@@ -1,6 +1,7 @@
 """Text to token shards: what they hold, that the documents alone decide it, and that no start is half a start."""
 
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 import dataclasses
 import hashlib
 import json
@@ -245,13 +246,27 @@ def test_a_killed_run_goes_on_without_loss_or_repeat(tmp_path, room_alone):
     assert killed > 35 and partial > 30 and starts > 3
 
 
-def test_no_more_is_read_than_the_workers_will_soon_need():
-    class Pool:
-        def submit(self, call, chunk):
-            future = Future()
-            future.set_result(chunk)
-            return future
+class Pool:
+    def submit(self, call, chunk):
+        future = Future()
+        future.set_result(chunk)
+        return future
 
+
+class DyingPool:
+    def submit(self, call, chunk):
+        future = Future()
+        future.set_exception(BrokenProcessPool())
+        return future
+
+
+def test_processes_that_die_with_a_request_to_stop_are_no_failure():
+    assert list(_in_order(DyingPool(), iter(range(9)), 5, lambda: True)) == []
+    with pytest.raises(RunError, match="a process that encodes was killed"):
+        list(_in_order(DyingPool(), iter(range(9)), 5, lambda: False))
+
+
+def test_no_more_is_read_than_the_workers_will_soon_need():
     work = iter(range(100))
     results = _in_order(Pool(), work, 5, lambda: False)
     assert next(results) == 0
@@ -352,6 +367,11 @@ def test_a_folder_in_use_or_of_someone_else_is_refused(tmp_path):
     (tmp_path / "theirs" / "tokenizer.json").write_text("theirs")
     assert "holds 'tokenizer.json', but no shards of ours" in refusal(settings(tmp_path, "theirs"))
     assert files(tmp_path / "theirs") == {"tokenizer.json": b"theirs"}
+    (tmp_path / "theirs" / ".ddl-prepare").touch()  # so it is ours, of a start that was killed before it recorded
+    (tmp_path / "theirs" / "tokens_train_000000.bin.partial").write_text("begun")
+    run(settings(tmp_path, "theirs"))
+    run(settings(tmp_path, "new"))
+    assert files(tmp_path / "theirs") == files(tmp_path / "new")
     assert "is not a folder" in refusal(settings(tmp_path, "a.jsonl"))
     nowhere = dataclasses.replace(settings(tmp_path), out="/proc/1/out")
     assert "cannot be written: " in refusal(nowhere)
@@ -397,14 +417,17 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on(tmp_path):
 @pytest.mark.usefixtures("small_chunks")
 def test_a_process_that_is_killed_is_said_and_the_same_command_goes_on(tmp_path):
     write_lines(tmp_path / "a.jsonl", TEXTS)
-    config = settings(tmp_path, workers=1)
+    config, deaf = settings(tmp_path, workers=1), []
 
     def kill(*_) -> None:
         for process in multiprocessing.active_children():
+            blocked = Path(f"/proc/{process.pid}/status").read_text().partition("SigBlk:")[2].split()[0]
+            deaf.append(bool(int(blocked, 16) >> (signal.SIGINT - 1) & 1))
             os.kill(process.pid, signal.SIGKILL)
 
     with pytest.raises(RunError, match="a process that encodes was killed, .* fewer --workers if need be"):
         prepare_shards(config, lambda: False, kill)
+    assert deaf and all(deaf), "Ctrl-C is for the parent alone"
     run(dataclasses.replace(config, workers=0))
     run(settings(tmp_path, "straight"))
     assert files(tmp_path / "out") == files(tmp_path / "straight")

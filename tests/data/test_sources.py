@@ -160,6 +160,11 @@ def test_a_corrupt_row_group_is_named(tmp_path):
     begin = group.dictionary_page_offset or group.data_page_offset
     data[begin : begin + group.total_compressed_size] = bytes(group.total_compressed_size)
     assert "a.parquet is cut short or corrupt in row group 2 (" in refusal(path, bytes(data))
+    table = pyarrow.table({"text": ["a text " * 100]})
+    parquet.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = path.read_bytes()
+    place = data.index(b"a text " * 100)
+    assert "in row group 0 (could not verify page integrity" in refusal(path, data[:place] + b"b" + data[place + 1 :])
     write_parquet(path, ["text"] * 9 + [None])
     assert "a.parquet, row group 1, row 2 has no text in column 'text' (null)" in refusal(path)
     wrong = pyarrow.array([b"text", b"\xff"]).view(pyarrow.string())
