@@ -127,6 +127,17 @@ def test_a_large_vocabulary_takes_32_bits_and_trains(tmp_path):
     assert len(corpus.validation) == index["validation_tokens"] > 0
 
 
+def test_text_that_the_tokenizer_has_no_tokens_for_is_refused(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    backend = Tokenizer(models.WordLevel({"</s>": 0, "word": 1}, unk_token="<unk>"))
+    backend.add_special_tokens(["</s>"])
+    backend.save(str(tmp_path / "words.json"))
+    write_lines(tmp_path / "a.jsonl", ["word", "another"])
+    message = refusal(settings(tmp_path, tokenizer=str(tmp_path / "words.json")))
+    assert "a.jsonl', line 2 cannot be encoded by --tokenizer: " in message
+
+
 def training(folder: Path, **changes) -> DataConfig:
     return DataConfig(corpus="shards", paths=(str(folder / "out" / "*.bin"),), **changes).resolve()
 

@@ -4,6 +4,7 @@ import gzip
 import json
 from pathlib import Path
 import random
+import sys
 
 import pyarrow
 from pyarrow import parquet
@@ -194,3 +195,10 @@ def test_what_is_not_there_is_said(tmp_path):
         find_sources([str(tmp_path / "a*"), str(tmp_path / "b*")], "text")
     (tmp_path / "binary.txt").write_bytes(b"\x89PNG")
     assert "binary.txt is not UTF-8 (byte 0 is 0x89)" in refusal(tmp_path / "binary.txt")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.zst"])
+def test_a_missing_package_says_how_to_get_it(tmp_path, monkeypatch, name):
+    path = write(tmp_path / name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert f"{name} needs the package 'pyarrow', which is not installed; pip install -e '.[text]'" in refusal(path)
