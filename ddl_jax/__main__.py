@@ -9,6 +9,7 @@ from ddl_jax.errors import InputError, did_you_mean
 # Each name is a module of ddl_jax with a `main(arguments) -> int`.
 COMMANDS = {
     "bench": "times the training step and the forward pass of one or several configurations, or their input",
+    "convert": "official PyTorch weights into a run directory, and back",
     "generate": "continues prompts with a trained run's model",
     "plan": "what a run will need on H200s: memory, bytes, FLOPs, the least time; no GPU needed",
 }
