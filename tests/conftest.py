@@ -9,8 +9,6 @@ if not os.path.exists("/dev/nvidiactl"):  # the CUDA plugin, there to compile fo
 import jax
 import pytest
 
-from tests.training import runs
-
 # Without it a GPU multiplies float32 matrices in TF32, three decimal digits short of what the tolerances assume.
 jax.config.update("jax_default_matmul_precision", "highest")
 hypothesis.settings.register_profile(
@@ -31,6 +29,8 @@ def pytest_runtest_setup(item):
 @pytest.fixture(scope="session")
 def run_of_eight(tmp_path_factory):
     """The folder of a run that was trained on eight devices, in a process of its own. Not to be changed."""
+    from tests.training import runs
+
     folder = tmp_path_factory.mktemp("eight")
     ended = runs.python(runs.ON_EIGHT, str(folder))
     assert ended.returncode == 0, ended.stderr

@@ -6,11 +6,11 @@ from typing import Literal
 
 from ddl_jax.config import DataConfig
 from ddl_jax.data.corpora import load_documents, matching_files, split, text_hash
-from ddl_jax.data.pipeline import NO_TARGET, train_batches, validation_batches
+from ddl_jax.data.pipeline import NO_TARGET, held_out, train_batches, validation_batches
 from ddl_jax.data.shards import read_shards
 from ddl_jax.data.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer, make_tokenizer
 from ddl_jax.data.tokens import encode_documents
-from ddl_jax.data.windows import Tokens, rows_of
+from ddl_jax.data.windows import Tokens, Windows, rows_of
 from ddl_jax.errors import InputError
 
 __all__ = [
@@ -19,7 +19,9 @@ __all__ = [
     "Corpus",
     "SubwordTokenizer",
     "Tokenizer",
+    "Windows",
     "encode_documents",
+    "held_out",
     "load_documents",
     "load_tokenizer",
     "make_tokenizer",

@@ -102,11 +102,23 @@ def validation_batches(
         Dicts as of `train_batches`, every window at most once; as many for every part. Where the windows do not fill
         the last batch, rows with targets -1 do.
     """
+    return list(held_out(tokens, context_length, batch_size, batch_size * batches, part=part))
+
+
+def held_out(
+    tokens: Tokens, context_length: int, batch_size: int, most: int | None = None, *, part: Part = (0, 1)
+) -> Iterator[Batch]:
+    """The windows of `validation_batches`, batch by batch as they are read.
+
+    Args:
+        tokens, context_length, batch_size, part: as there.
+        most: windows at most, spread evenly over the text; by default all.
+    """
     windows, rows = Windows(tokens, context_length), _rows(batch_size, part)
-    count = min(len(windows), batch_size * batches)
-    evenly = np.arange(count) * len(windows) // count
-    found = [windows(evenly[start : start + batch_size][rows]) for start in range(0, count, batch_size)]
-    return [_filled(batch, rows.stop - rows.start) for batch in found]
+    count = len(windows) if most is None else min(len(windows), most)
+    evenly = np.arange(count) * len(windows) // max(count, 1)
+    for start in range(0, count, batch_size):
+        yield _filled(windows(evenly[start : start + batch_size][rows]), rows.stop - rows.start)
 
 
 def _store(tokens: np.ndarray, path: Path) -> StoredTokens:

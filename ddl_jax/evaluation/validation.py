@@ -1,6 +1,6 @@
 """Validation loss over fixed batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 import math
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Validation(NamedTuple):
     bits_per_byte: float
 
 
-def validate(total_nats: Callable, batches: Sequence, byte_lengths: np.ndarray) -> Validation:
+def validate(total_nats: Callable, batches: Iterable, byte_lengths: np.ndarray) -> Validation:
     """The mean negative log-likelihood of the batches' counted targets.
 
     Args:
@@ -24,7 +24,15 @@ def validate(total_nats: Callable, batches: Sequence, byte_lengths: np.ndarray) 
         batches: with `tokens` and `targets`, (sequences, tokens) each; a target of −1 does not count.
         byte_lengths: (vocabulary,) how many bytes of text each token stands for.
     """
-    nats = sum(float(total_nats(batch)) for batch in batches)
-    targets = np.concatenate([batch.targets.ravel() for batch in batches])
-    targets = targets[targets != NO_TARGET]
-    return Validation(nats / targets.size, nats / math.log(2) / int(byte_lengths[targets].sum()))
+    nats, tokens, size = 0.0, 0, 0
+    for batch in batches:
+        nats += float(total_nats(batch))
+        targets = batch.targets[batch.targets != NO_TARGET]
+        tokens += targets.size
+        size += int(byte_lengths[targets].sum())
+    return Validation(nats / tokens, nats / math.log(2) / size)
+
+
+def padded_byte_lengths(byte_lengths: np.ndarray, vocab_size: int) -> np.ndarray:
+    """A tokenizer's byte lengths, for a model's larger vocabulary: what no token stands for has none."""
+    return np.pad(byte_lengths.astype(np.int64), (0, vocab_size - len(byte_lengths)))

@@ -7,13 +7,12 @@ import sys
 import time
 
 import jax
-import numpy as np
 from rich.console import Console
 
 from ddl_jax.config import Config
 from ddl_jax.data import prepare, train_batches, validation_batches
 from ddl_jax.errors import Diverged, RunError
-from ddl_jax.evaluation import validate
+from ddl_jax.evaluation import padded_byte_lengths, validate
 from ddl_jax.residual.kernels import explain
 from ddl_jax.stop import StopRequest
 from ddl_jax.training.checkpoint import Checkpoints
@@ -138,8 +137,7 @@ class _Run:
             train_step = train_step.lower(state, placed_batch(config, mesh)).compile()
         self.console.print(f"Compiled in {duration(time.monotonic() - begun)}.")
         evaluate = jax.jit(make_evaluation_step(self.graph, config, mesh))
-        byte_lengths = np.zeros(config.model.vocab_size, np.int64)
-        byte_lengths[: self.corpus.tokenizer.vocab_size] = self.corpus.tokenizer.byte_lengths
+        byte_lengths = padded_byte_lengths(self.corpus.tokenizer.byte_lengths, config.model.vocab_size)
 
         health = Health(kept=self._kept)
         batches = train_batches(

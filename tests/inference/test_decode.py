@@ -2,30 +2,27 @@
 
 import functools
 
-from flax import nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ddl_jax.config import GateConfig, ResidualConfig, TransformerConfig
+from ddl_jax.config import GateConfig, ResidualConfig
 from ddl_jax.inference.decode import decoder, prefill, step
 from ddl_jax.inference.skipping import skipping
 from ddl_jax.plan.sizes import cache_bytes
-from ddl_jax.transformer import Transformer
+from tests.inference.models import VOCABULARY, make_model
 from tests.quick import QUICK
 
-TOKENS, VOCABULARY = 12, 40
+TOKENS = 12
 LENGTHS = np.array([9, 1, 2])  # of the prompts: two are shorter than the convolutions
 OFFICIAL = {"preset": "official_code"}
 STREAMS = {
     "additive": ResidualConfig(kind="additive"),
-    "additive_expanded": ResidualConfig(kind="additive_expanded", value_channels=3),
-    "write_only": ResidualConfig(kind="write_only", value_channels=2),
-    "scalar": ResidualConfig(value_channels=1, gate=GateConfig(hidden=4)),
+    "write_only V3": ResidualConfig(kind="write_only", value_channels=3),
+    "scalar with a two-layer gate": ResidualConfig(value_channels=1, gate=GateConfig(hidden=4)),
     "CC": ResidualConfig(),
     "TC": ResidualConfig(reader="token"),
-    "TC V1": ResidualConfig(value_channels=1, reader="token", reader_taps=2),
     "official CC": ResidualConfig(**OFFICIAL),
     "official TC without EC": ResidualConfig(reader="token", expansion="repeat", **OFFICIAL),
     "attention": ResidualConfig(value_channels=2, direction="attention", direction_width=3),
@@ -34,21 +31,12 @@ STREAMS = {
 every_stream = pytest.mark.parametrize("name", STREAMS)
 
 
-def make_model(residual, **settings):
-    """A model with generic parameters: from those it starts with, little comes through the gates and convolutions."""
-    settings = {"layers": 2, "width": 16, "heads": 2, "context_length": TOKENS} | settings
-    config = TransformerConfig(vocab_size=VOCABULARY, residual=residual, **settings)
-    graph, parameters = nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
-    rng = np.random.default_rng(0)
-
-    def draw(leaf):
-        return jnp.asarray(0.1 + 0.4 * rng.standard_normal(leaf.shape), jnp.float32)
-
-    return nnx.merge(graph, jax.tree.map(draw, parameters))
-
-
 def some_tokens(batch=3, tokens=TOKENS):
     return np.random.default_rng(1).integers(0, VOCABULARY, (batch, tokens), np.int32)
+
+
+def full_logits(model, tokens):
+    return np.asarray(jax.jit(lambda model, tokens: model(tokens), compiler_options=QUICK)(model, tokens))
 
 
 def decoded(model, tokens, lengths, slots, steps):
@@ -58,8 +46,9 @@ def decoded(model, tokens, lengths, slots, steps):
     for prompt, row, length in zip(prompts, tokens, lengths, strict=True):
         prompt[columns - length :] = row[:length]
     padding = None if min(lengths) == columns else jnp.asarray(columns - lengths)
-    logits, past = prefill(model, prompts, padding, slots=slots)
-    found, laid_out = [logits], decoder(model)
+    whole = prefill.lower(model, prompts, padding, slots=slots).compile(QUICK)
+    logits, past = whole(model, prompts, padding)
+    found, laid_out = [logits], decoder.lower(model).compile(QUICK)(model)
     rows = np.arange(len(tokens))
     one = jax.jit(step).lower(laid_out, tokens[:, 0], past).compile(QUICK)  # one program for all of them
     for n in range(steps):
@@ -77,7 +66,7 @@ def assert_equal(found, full):
 def test_rows_of_any_length_equal_the_full_forward_pass(name):
     """Left-padded prompts of 9, 1 and 2 tokens, then three more tokens each: the rows alone, whole and unpadded."""
     model, tokens = make_model(STREAMS[name]), some_tokens()
-    full = np.asarray(jax.jit(lambda tokens: model(tokens), compiler_options=QUICK)(tokens))
+    full = full_logits(model, tokens)
     found = decoded(model, tokens, LENGTHS, slots=TOKENS, steps=3)
     for row, length in enumerate(LENGTHS):
         assert_equal(found[row], full[row, length - 1 : length + 3])
@@ -92,7 +81,7 @@ def test_past_the_context_each_token_sees_as_many_before(name, lengths, monkeypa
     with monkeypatch.context() as patch:
         banded = functools.partial(jax.nn.dot_product_attention, local_window_size=(window - 1, 0))
         patch.setattr(jax.nn, "dot_product_attention", banded)
-        full = np.asarray(make_model(STREAMS[name], context_length=length)(tokens))
+        full = np.asarray(full_logits(make_model(STREAMS[name], context_length=length), tokens))
     steps = length - max(lengths)
     found = decoded(model, tokens, lengths, slots=100, steps=steps)
     for row, first in enumerate(lengths):
@@ -131,7 +120,7 @@ def test_steps_multiply_in_the_compute_dtype():
 
 def test_heads_with_a_norm_and_a_gate():
     model, tokens = make_model(STREAMS["CC"], head_norm=True, output_gate=True, qk_norm=False), some_tokens()
-    full = np.asarray(model(tokens))
+    full = full_logits(model, tokens)
     for skips in (model, skipping(model, 1e-9)):  # no gate is below, but every sublayer is remembered and recalled
         found = decoded(skips, tokens, LENGTHS, slots=TOKENS, steps=3)
         for row, length in enumerate(LENGTHS):
@@ -142,12 +131,19 @@ def test_heads_with_a_norm_and_a_gate():
 def test_skipping_gives_what_the_model_without_these_edits_gives(name):
     """Also where some rows of a batch need a sublayer and others do not; and keys are kept of what is skipped."""
     model, tokens = make_model(STREAMS[name]), some_tokens()
-    lengths, steps = np.array([3, 1, 2]), 9
-    found = {}
-    for below in (0.6, 1.0):
+    skips, lengths, steps = skipping(model, 1.0), np.array([3, 1, 2]), 9
+    full, found = full_logits(skips, tokens), decoded(skips, tokens, lengths, slots=TOKENS, steps=steps)
+    for row, length in enumerate(lengths):
+        assert_equal(found[row], full[row, length - 1 : length + steps])
+    assert np.max(np.abs(full - full_logits(model, tokens))) > 0.1
+    everything = full_logits(skipping(model, 2.0), tokens)
+    assert np.max(np.abs(full - everything)) > 0.1  # some edits are left out, not all
+
+
+def test_a_sublayer_that_no_row_needs_is_skipped():
+    model, tokens = make_model(STREAMS["CC"]), some_tokens()
+    for below, skipped in ((1e-9, 0), (2.0, 4)):  # of two layers, once
         skips = skipping(model, below)
-        full = np.asarray(jax.jit(lambda tokens, skips=skips: skips(tokens), compiler_options=QUICK)(tokens))
-        found[below] = decoded(skips, tokens, lengths, slots=TOKENS, steps=steps)
-        for row, length in enumerate(lengths):
-            assert_equal(found[below][row], full[row, length - 1 : length + steps])
-    assert np.max(np.abs(found[0.6] - found[1.0])) > 0.1
+        _, past = prefill(skips, tokens[:, :3], None, slots=TOKENS)
+        _, past = jax.jit(step)(decoder(skips), tokens[:, 3], past)
+        assert past.skipped == skipped

@@ -4,25 +4,23 @@ import json
 import re
 import sys
 
-from flax import nnx
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ddl_jax import Transformer, TransformerConfig
 from ddl_jax.__main__ import dispatch, main
 from ddl_jax.config import ResidualConfig
 from ddl_jax.data import ByteTokenizer
 from ddl_jax.errors import InputError
 from ddl_jax.inference import Sampling, generate, next_tokens, skipping, stream
+from tests.inference.models import make_model
 
 GREEDY = Sampling(temperature=0)
 
 
 @pytest.fixture(scope="module")
 def model():
-    config = TransformerConfig(layers=1, width=16, heads=2, context_length=64, vocab_size=320)
-    return Transformer(config, rngs=nnx.Rngs(0))
+    return make_model(ResidualConfig(), layers=1, context_length=64, vocab_size=320)
 
 
 def test_the_likeliest_tokens_are_those_of_the_full_forward_pass(model):
@@ -54,7 +52,7 @@ def test_only_tokens_of_the_tokenizer_are_drawn(model):
 class Fixed:
     """A tokenizer for what the tests want to hear: every token is a letter."""
 
-    vocab_size, separator = 320, 319
+    vocab_size, separator = 320, 320  # which is never drawn
 
     def encode(self, text):
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
@@ -121,9 +119,7 @@ def test_what_cannot_be_generated_is_said_in_one_line(arguments, message, capsys
 
 
 def test_a_model_without_gates_has_nothing_to_skip():
-    config = TransformerConfig(layers=1, width=16, vocab_size=320, residual=ResidualConfig(kind="additive"))
-    plain = Transformer(config, rngs=nnx.Rngs(0))
     with pytest.raises(InputError, match="kind 'additive' has no gate"):
-        skipping(plain, 0.1)
+        skipping(make_model(ResidualConfig(kind="additive")), 0.1)
     with pytest.raises(InputError, match="skip_below 3.0 must lie in"):
-        skipping(Transformer(TransformerConfig(layers=1, width=16, vocab_size=320), rngs=nnx.Rngs(0)), 3.0)
+        skipping(make_model(ResidualConfig()), 3.0)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ddl_jax.inference.decode import decoder, prefill, step
 from ddl_jax.interop import from_official, to_official
 from ddl_jax.interop.options import configuration, read_options
 from ddl_jax.parameters import at
@@ -88,6 +89,27 @@ def test_logits_loss_and_gradients_equal_the_golden_numbers(name, bits):
     assert difference(*joined) < whole
     for key in expected:
         assert difference(gradients[key], expected[key]) < single, key
+
+
+@needs_goldens
+@golden
+@pytest.mark.parametrize("bits", [32, 64])
+def test_cached_decoding_equals_the_golden_numbers(name, bits):
+    """From one token on, each by its own step: what the official cache gives, and the full forward pass in float64."""
+    file, options, tensors = read(name)
+    tokens = jnp.asarray(file["input_ids"], jnp.int32)
+    with jax.enable_x64(bits == 64):
+        model = from_official(options, tensors, name)
+        logits, past = prefill(model, tokens[:, :1], None, slots=tokens.shape[1])
+        found, laid_out = [logits], decoder(model)
+        one = jax.jit(step).lower(laid_out, tokens[:, 0], past).compile(QUICK)
+        for column in range(1, tokens.shape[1]):
+            logits, past = one(laid_out, tokens[:, column], past)
+            found.append(logits)
+        found = np.stack(found, axis=1)
+    assert found.dtype == f"float{bits}"
+    assert difference(found, file["decode_logits"]) < 1e-5
+    assert difference(found, file["logits64"]) < {32: 1e-5, 64: 1e-9}[bits]
 
 
 @needs_goldens
