@@ -108,13 +108,7 @@ def read_options(given: Mapping[str, Any], variant: str) -> Options:
             raise InputError(f"{PATH}.{plain(str(name))} is not an option{did_you_mean(str(name), known)}")
     options = Options(**{name: value for name, value in given.items() if name in fields})
     require_types(options, PATH)
-    foreign = {
-        "baseline": (*_OF_THE_STATE, *_OF_THE_SCALAR, *_OF_THE_UPDATE),
-        "vdim1": _OF_THE_STATE,
-    }.get(variant, _OF_THE_SCALAR)
-    if not variant.endswith("_ec"):
-        foreign = (*foreign, "input_embed_shortconv_kernel_size")
-    for name in foreign:
+    for name in foreign(variant):
         if getattr(options, name) != fields[name]:
             raise InputError(f"{PATH}.{name} {shown(getattr(options, name))} does not apply to variant {variant!r}")
     if variant[0] in "ct":
@@ -127,6 +121,15 @@ def read_options(given: Mapping[str, Any], variant: str) -> Options:
             rule = f"must equal ddl_value_channels {V}: the official code fails on smaller and larger kernels"
             require(options, PATH, "ddl_state_shortconv_kernel_size", K == V, rule, f"nearest: {V}")
     return options
+
+
+def foreign(variant: str) -> tuple[str, ...]:
+    """The options that only other variants have."""
+    others = {
+        "baseline": (*_OF_THE_STATE, *_OF_THE_SCALAR, *_OF_THE_UPDATE),
+        "vdim1": _OF_THE_STATE,
+    }.get(variant, _OF_THE_SCALAR)
+    return others if variant.endswith("_ec") else (*others, "input_embed_shortconv_kernel_size")
 
 
 def configuration(options: Options, variant: str) -> TransformerConfig:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddl_jax.config.transformer import Dtype
 from ddl_jax.errors import InputError
-from ddl_jax.interop.options import configuration, known_variant, official_options, read_options
+from ddl_jax.interop.options import configuration, foreign, known_variant, official_options, read_options
 from ddl_jax.interop.tensors import EMBEDDING, HEAD, Tensors, places, require_complete, unused
 from ddl_jax.transformer import Transformer
 from ddl_jax.transformer.auto import widest
@@ -81,7 +81,7 @@ def to_official(model: Transformer) -> tuple[dict[str, Any], dict[str, np.ndarra
     embedding = tensors[EMBEDDING]
     tensors |= {name: np.zeros(shape, embedding.dtype) for name, shape in unused(model.config).items()}
     tensors[HEAD] = embedding
-    given = {name: value for name, value in dataclasses.asdict(options).items() if value is not None}
+    given = {name: value for name, value in dataclasses.asdict(options).items() if name not in foreign(variant)}
     return given, tensors, variant
 
 

@@ -1,5 +1,6 @@
 """The run directory: one configuration, one process at a time, metrics that agree with the checkpoints."""
 
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -44,6 +45,14 @@ def recorded_config(path: Path, shown: str) -> Config:
     return from_settings(settings).resolve()
 
 
+def _with_open_questions(recorded: Config, requested: Config) -> Config:
+    """What is requested, but for what a converted model has settled: itself and its tokenizer."""
+    names = ("compute_dtype", "state_dtype", "attention")
+    model = dataclasses.replace(recorded.model, **{name: getattr(requested.model, name) for name in names})
+    tokenizer = {name: getattr(recorded.data, name) for name in ("tokenizer", "vocabulary")}
+    return dataclasses.replace(requested, model=model, data=dataclasses.replace(requested.data, **tokenizer))
+
+
 class RunFolder:
     """The folder of a run, to look into: all that a process has of it that is not the one that writes.
 
@@ -74,6 +83,11 @@ class RunFolder:
         progress = (self.path / "metrics.jsonl").exists() or any(self.path.glob("checkpoints/*"))
         return progress and (self.path / "config.yaml").exists()
 
+    @property
+    def converted(self) -> bool:
+        """Whether this is a model from elsewhere (`ddl_jax.interop`) that has not been trained here yet."""
+        return self.begun and not any((self.path / name).exists() for name in ("data.json", "metrics.jsonl"))
+
     def settle(self, config: Config) -> Config:
         """The configuration to go on with: `config`, or where a run has begun, its own with what may change changed.
 
@@ -84,7 +98,8 @@ class RunFolder:
             return config
         if self.checkpoints.exists() and not self.checkpoints.is_dir():
             raise InputError(f"{self._shown}: checkpoints is not a folder; restore it, or use another run_dir")
-        return resumed(recorded_config(self.path, self._shown), config)
+        recorded = recorded_config(self.path, self._shown)
+        return resumed(_with_open_questions(recorded, config) if self.converted else recorded, config)
 
     def begin(self, config: Config, corpus: Corpus) -> None:
         """Checks that the data is what was recorded.
@@ -180,7 +195,7 @@ class RunDirectory(RunFolder):
 
     def begin(self, config: Config, corpus: Corpus) -> None:
         """Records the configuration and what the data is; on resuming, checks that the data is still the same."""
-        if self.begun:
+        if self.begun and not self.converted:
             super().begin(config, corpus)
         else:
             _write(self.path / "data.json", json.dumps(self._describe(config, corpus), indent=2) + "\n")
