@@ -4,6 +4,7 @@ from lm_eval.api.instance import Instance
 import numpy as np
 import pytest
 
+from ddl_jax.evaluation import harness
 from ddl_jax.evaluation.devices import on_all_devices
 from ddl_jax.evaluation.harness import HarnessModel
 from ddl_jax.inference import Sampling, generate
@@ -116,7 +117,9 @@ def test_a_continuation_longer_than_the_window_is_predicted_in_windows(run, mode
     assert found == pytest.approx(windows(run, encoded(text)[4], encoded(text[5:])), rel=CLOSE)
 
 
-def test_texts_are_written_up_to_a_stop_in_the_order_asked_for(run, model):
+def test_texts_are_written_up_to_a_stop_in_the_order_asked_for(run, model, monkeypatch):
+    seen = []
+    monkeypatch.setattr(harness, "generate", lambda *given, **how: (seen.append(given[2]), generate(*given, **how))[1])
     long = "".join(chr(97 + n * n % 26) for n in range(40))
     contexts = ["abc", long, "", "b", "abcdef", "bc"]  # more than a batch
     greedy = {"until": ["q"], "max_gen_toks": 8}
@@ -127,6 +130,8 @@ def test_texts_are_written_up_to_a_stop_in_the_order_asked_for(run, model):
     expected = [generate(run.model, run.tokenizer, [text], tokens=8, stop=["q"], **zero)[0] for text in contexts]
     assert found == [*expected, *generate(run.model, run.tokenizer, ["abc"], tokens=3, stop=["\n"], **zero)]
     assert any(found)
+    assert [len(prompts) for prompts in seen] == [4, 4, 4]  # batches are filled up
+    assert seen[0][0] == long[-LONGEST:]
 
 
 def test_sampled_texts_are_drawn_as_the_task_says(run, model):
