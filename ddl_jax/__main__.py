@@ -8,11 +8,12 @@ from ddl_jax.errors import InputError, did_you_mean
 
 # Each name is a module of ddl_jax with a `main(arguments) -> int`.
 COMMANDS = {
-    "bench": "times the training step and the forward pass of one or several configurations, or their input",
-    "convert": "official PyTorch weights into a run directory, and back",
-    "evaluate": "how good a trained run is: loss on its held-out text, and tasks of lm-evaluation-harness",
-    "generate": "continues prompts with a trained run's model",
+    "prepare": "text to token shards: Parquet, JSON lines or text files, any tokenizer",
     "plan": "what a run will need on H200s: memory, bytes, FLOPs, the least time; no GPU needed",
+    "bench": "times the training step and the forward pass of one or several configurations, or their input",
+    "generate": "continues prompts with a trained run's model",
+    "evaluate": "how good a trained run is: loss on its held-out text, and tasks of lm-evaluation-harness",
+    "convert": "official PyTorch weights into a run directory, and back",
 }
 
 

@@ -140,14 +140,14 @@ def _validation(run: "Run", placed: "Placed", paths: tuple[str, ...] | None, bat
     held_out = held_out_tokens(run.config, paths)
 
     def validate() -> dict:
-        found, tokens = validate_run(run, placed, held_out, batches)
-        windows = tokens // run.config.model.context_length
+        found = validate_run(run, placed=placed, tokens=held_out, batches=batches)
+        windows = found.tokens // run.config.model.context_length
         cost = {} if below is None else {"skipping": cost_of_skipping(run, placed, held_out, windows, below)}
         return cost | {
             "validation_loss": found.loss,
             "perplexity": math.exp(found.loss),
             "bits_per_byte": found.bits_per_byte,
-            "validation_tokens": tokens,
+            "validation_tokens": found.tokens,
         }
 
     return validate
@@ -164,7 +164,7 @@ def _scoring(run: "Run", placed: "Placed", names: Sequence[str], folder: str | N
     whole = names == (paper.NAME,)
     names = paper.TASKS if whole else names
     manager = find_tasks(names, None if folder is None else Path(folder).expanduser())
-    require_data(manager, names)
+    require_data(manager, names, max(paper.SHOTS) if whole else counts["num_fewshot"])
     model = HarnessModel(run, placed)
 
     def score() -> dict:

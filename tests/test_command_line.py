@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from ddl_jax import __main__ as dispatcher
-from ddl_jax.__main__ import COMMANDS
 from ddl_jax.command_line import attribute_docs, config_parser, exit_code, parse, read_config, read_configs
 from ddl_jax.config import Config
 from ddl_jax.config.files import dump_config, fields, from_settings, load_file, to_dict
@@ -444,8 +443,8 @@ def test_the_dispatcher(monkeypatch, capsys):
     "arguments, expected",
     [
         (["bnch"], "error: 'bnch' is not a command; did you mean 'bench'?\n"),
-        (["\nx"], f"error: '\\nx' is not a command; known: {', '.join(COMMANDS)}\n"),
-        ([], f"error: a command is missing; known: {', '.join(COMMANDS)}\n"),
+        (["\nx"], f"error: '\\nx' is not a command; known: {', '.join(dispatcher.COMMANDS)}\n"),
+        ([], f"error: a command is missing; known: {', '.join(dispatcher.COMMANDS)}\n"),
     ],
 )
 def test_the_dispatcher_refuses_what_is_no_command(arguments, expected):

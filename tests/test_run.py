@@ -154,3 +154,13 @@ def test_refused_in_one_line(run, case):
     with pytest.raises(InputError, match=expected) as refused:
         load_run(run)
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 1000
+
+
+def test_a_run_from_before_a_setting_existed_is_what_the_setting_is_by_default(run):
+    text = (run / "config.yaml").read_text()
+    for name in ("head_norm", "output_gate"):
+        assert f"  {name}: false\n" in text
+        text = text.replace(f"  {name}: false\n", "")
+    (run / "config.yaml").write_text(text)
+    model = load_run(run).config.model
+    assert not model.head_norm and not model.output_gate

@@ -6,6 +6,7 @@ from typing import Literal
 
 from ddl_jax.config import DataConfig
 from ddl_jax.data.corpora import load_documents, matching_files, split, text_hash
+from ddl_jax.data.index import require_tokenizer
 from ddl_jax.data.pipeline import NO_TARGET, held_out, train_batches, validation_batches
 from ddl_jax.data.shards import read_shards
 from ddl_jax.data.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer, make_tokenizer
@@ -111,6 +112,7 @@ def _documents(config: DataConfig, run_dir: Path) -> Corpus:
 def _shards(config: DataConfig, run_dir: Path) -> Corpus:
     paths = matching_files(config.paths)
     tokenizer = make_tokenizer(config, [], run_dir)
+    require_tokenizer(paths, config.tokenizer, tokenizer)
     train, validation, fingerprint = read_shards(paths, config.validation_fraction, tokenizer.vocab_size)
     return Corpus(
         train=train,

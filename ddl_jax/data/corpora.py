@@ -72,14 +72,14 @@ def split(documents: list[str], validation_fraction: float) -> tuple[list[str], 
     return train, [document for document in documents if document in held_out]
 
 
-def matching_files(patterns: Iterable[str]) -> list[str]:
-    """The names of the files that match any of `data.paths`, sorted; raises InputError for a pattern without a file."""
+def matching_files(patterns: Iterable[str], setting: str = "data.paths") -> list[str]:
+    """The names of the files that match any pattern, sorted; raises InputError for a pattern without a file."""
     found: set[str] = set()
     for index, pattern in enumerate(patterns):
         matches = {name for name in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(name)}
         if not matches:
             raise InputError(
-                f"data.paths[{index}] {pattern!r} matches no file; a relative pattern starts at {os.getcwd()!r}, "
+                f"{setting}[{index}] {pattern!r} matches no file; a relative pattern starts at {os.getcwd()!r}, "
                 "* stays within a folder and ** goes into folders"
             )
         found |= matches

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator
 import contextlib
-import multiprocessing
 import operator
-import os
 from pathlib import Path
 import signal
 import sys
 import tempfile
-import threading
 
 import numpy as np
 
 from ddl_jax.data.stored import StoredTokens, Stretch
 from ddl_jax.data.windows import Batch, Tokens, Windows
+from ddl_jax.data.workers import end_with_parent
 
 Part = tuple[int, int]  # (index, count)
 
@@ -151,10 +149,4 @@ def _begin_worker(index: int, count: int) -> None:
     # Ctrl-C, or a scheduler's SIGTERM, reaches the workers too, while the parent still needs batches to end its step.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    # A parent that was killed cannot tell its workers, and they would wait for it forever.
-    multiprocessing.parent_process().join()
-    os._exit(1)
+    end_with_parent()

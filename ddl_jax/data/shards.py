@@ -1,4 +1,4 @@
-"""Token shards: files in llm.c's .bin layout, as published for FineWeb-Edu."""
+"""Token shards: files in llm.c's .bin layout, as published for FineWeb-Edu and written by `ddl prepare`."""
 
 from collections.abc import Iterable
 import hashlib
@@ -13,7 +13,8 @@ from ddl_jax.errors import InputError
 # The header is 256 little-endian 32-bit words: magic number, version, count of tokens, zeros. Tokens follow to the end.
 HEADER_BYTES = 1024
 MAGIC = 20240520
-DTYPES = {1: "<u2"}  # of a token, by version
+# Of a token, by version: llm.c's for GPT-2, and ours for vocabularies above 65,536.
+DTYPES = {1: "<u2", 2: "<u4"}
 # Tokens at each end of a shard that are looked at before a run: all of them would be minutes for 100 GB.
 BLOCK = 32_768
 

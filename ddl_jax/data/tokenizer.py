@@ -1,5 +1,7 @@
 """Tokenizers: text to token ids and back, and how many bytes of text each id stands for."""
 
+import hashlib
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -35,6 +37,10 @@ class Tokenizer(Protocol):
     def byte_lengths(self) -> np.ndarray:
         """(vocab_size,) int32: UTF-8 bytes of text each id stands for; 0 for the separator and other special ids."""
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of which piece of text each id stands for."""
+
     def encode(self, text: str) -> np.ndarray:
         """(tokens,) int32. No id is special: a separator's name within the text is text."""
 
@@ -47,6 +53,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     separator = 256
+    fingerprint = hashlib.sha256(b"bytes").hexdigest()
 
     @property
     def byte_lengths(self) -> np.ndarray:
@@ -102,11 +109,20 @@ class SubwordTokenizer:
         # The library leaves out ids it does not know, but takes no negative ones.
         return self._backend.decode(tokens[tokens >= 0].tolist(), skip_special_tokens=True)
 
+    @property
+    def fingerprint(self) -> str:
+        pieces = self._backend.get_vocab(with_added_tokens=True).items()
+        return hashlib.sha256(json.dumps(sorted(pieces, key=lambda piece: piece[1])).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """What `save` writes."""
+        return self._backend.to_str(pretty=True)
+
     def save(self, path: Path) -> None:
         """Writes a tokenizer.json that is never seen half-written; raises InputError where that is impossible."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, self._backend.to_str(pretty=True))
+            write_atomically(path, self.to_json())
         except OSError as error:
             raise InputError(
                 f"run_dir {str(path.parent)!r} cannot be written: {error.strerror}; use another run_dir"
@@ -128,16 +144,30 @@ def make_tokenizer(config: DataConfig, train_documents: list[str], run_dir: Path
     if config.tokenizer == "bytes" or (run_dir / FILE_NAME).exists():
         return load_tokenizer(config, run_dir)
     setting = f"data.tokenizer {config.tokenizer!r}"
-    if config.tokenizer == "gpt2":
-        backend = _gpt2(setting)
-    elif config.tokenizer == "bpe":
-        backend = _train(train_documents, config.vocabulary, setting)
+    if config.tokenizer == "bpe":
+        tokenizer = SubwordTokenizer(_train(train_documents, config.vocabulary, setting), setting)
     else:
-        hint = f"a relative path starts at {os.getcwd()!r}; 'bytes', 'gpt2' and 'bpe' need no file"
-        backend = _open(Path(os.path.expanduser(config.tokenizer)), setting, hint)
-    tokenizer = SubwordTokenizer(backend, setting)
+        tokenizer = open_tokenizer(config.tokenizer, setting)
     tokenizer.save(run_dir / FILE_NAME)
     return tokenizer
+
+
+def open_tokenizer(name: str, setting: str) -> Tokenizer:
+    """A tokenizer that need not be trained.
+
+    Args:
+        name: `bytes`, `gpt2`, or the path of a tokenizer.json.
+        setting: what asks for it, as an error shows it ("data.tokenizer 'gpt2'").
+
+    Raises:
+        InputError: the file is missing or invalid, or a package is not installed.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "gpt2":
+        return SubwordTokenizer(_gpt2(setting), setting)
+    hint = f"a relative path starts at {os.getcwd()!r}; 'bytes', 'gpt2' and 'bpe' need no file"
+    return SubwordTokenizer(_open(Path(os.path.expanduser(name)), setting, hint), setting)
 
 
 def load_tokenizer(config: DataConfig, run_dir: Path) -> Tokenizer:

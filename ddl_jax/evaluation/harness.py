@@ -9,7 +9,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from ddl_jax.evaluation.devices import Placed
+from ddl_jax.evaluation.devices import Placed, on_all_devices
 from ddl_jax.evaluation.progress import Counted
 from ddl_jax.evaluation.scores import Row, Score, Scorer
 from ddl_jax.inference import Sampling, generate
@@ -26,8 +26,9 @@ class HarnessModel(TemplateLM):
         placed: the same on all devices.
     """
 
-    def __init__(self, run: Run, placed: Placed):
+    def __init__(self, run: Run, placed: Placed | None = None):
         super().__init__()
+        placed = on_all_devices(run) if placed is None else placed
         self._run, self._batch_size = run, placed.config.training.batch_size
         self._scorer = Scorer(placed)
 

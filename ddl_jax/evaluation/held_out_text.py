@@ -10,7 +10,7 @@ from ddl_jax.config import Config
 from ddl_jax.data import NO_TARGET, Windows, held_out, prepare
 from ddl_jax.data.windows import Tokens
 from ddl_jax.errors import InputError
-from ddl_jax.evaluation.devices import Placed
+from ddl_jax.evaluation.devices import Placed, on_all_devices
 from ddl_jax.evaluation.progress import Counted
 from ddl_jax.evaluation.validation import Validation, padded_byte_lengths, validate
 from ddl_jax.run import Run
@@ -41,8 +41,10 @@ def held_out_tokens(config: Config, paths: tuple[str, ...] | None = None) -> Tok
     return corpus.validation
 
 
-def validate_run(run: Run, placed: Placed, tokens: Tokens, batches: int | None = None) -> tuple[Validation, int]:
-    """The loss on held-out tokens, in windows of `model.context_length`.
+def validate_run(
+    run: Run, *, placed: Placed | None = None, tokens: Tokens | None = None, batches: int | None = None
+) -> Validation:
+    """The loss of a run on its held-out text, in windows of `model.context_length` tokens.
 
     Args:
         run: as loaded.
@@ -50,9 +52,11 @@ def validate_run(run: Run, placed: Placed, tokens: Tokens, batches: int | None =
         tokens: of `held_out_tokens`.
         batches: windows of so many batches of the training, those that the training evaluates on; by default all.
 
-    Returns:
-        The loss, and how many tokens were predicted.
+    Raises:
+        InputError: as `held_out_tokens`.
     """
+    tokens = held_out_tokens(run.config) if tokens is None else tokens
+    placed = on_all_devices(run) if placed is None else placed
     config, length = placed.config, run.config.model.context_length
     step = jax.jit(make_evaluation_step(placed.graph, config, placed.mesh))
     most = len(Windows(tokens, length))
@@ -66,4 +70,4 @@ def validate_run(run: Run, placed: Placed, tokens: Tokens, batches: int | None =
             return found
 
         found = (Batch(**batch) for batch in held_out(tokens, length, config.training.batch_size, most))
-        return validate(nats, found, byte_lengths), most * length
+        return validate(nats, found, byte_lengths)

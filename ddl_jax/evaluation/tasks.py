@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import contextlib
 import logging
+from numbers import Real
 from pathlib import Path
 import sys
 
@@ -17,7 +18,7 @@ from ddl_jax.evaluation.hub import recipe
 
 RESAMPLES = 1000  # for the standard errors of metrics that are no means
 
-Metrics = dict[str, float | int | str]
+Metrics = dict[str, float]
 
 
 def find_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
@@ -49,11 +50,17 @@ def _meant(name: str, known: Sequence[str]) -> str:
     return said if "mean" in said else "; https://github.com/EleutherAI/lm-evaluation-harness lists them"
 
 
-def require_data(manager: TaskManager, names: Sequence[str]) -> None:
-    """Loads the data sets of all tasks.
+def require_data(manager: TaskManager, names: Sequence[str], shots: int | None) -> None:
+    """Loads all tasks once, so that what cannot be had is known before anything is computed.
+
+    Args:
+        manager: knows the names.
+        names: of tasks, groups and tags.
+        shots: solved examples that each task is to have; None where each has what it says itself.
 
     Raises:
-        InputError: with one that cannot be had; of those on the hub it says all, and how to bring them here.
+        InputError: with a data set that cannot be had; of those on the hub it says all, and how to bring them here. Or
+            a task is named twice, also as part of a group, or has too few solved examples.
     """
     missing: dict[str, tuple[str, str | None]] = {}
     for name in names:
@@ -70,6 +77,17 @@ def require_data(manager: TaskManager, names: Sequence[str]) -> None:
     if missing:
         them = f"the data sets of {', '.join(missing)} are" if len(missing) > 1 else f"the data set of {name} is"
         raise InputError(f"{them} not on this machine, and cannot be fetched ({first}); {recipe(missing.values())}")
+    try:
+        tasks = manager.load(list(names))["tasks"]
+    except ValueError as error:
+        raise InputError(f"--tasks {','.join(names)!r}: {' '.join(str(error).split())}; name each once") from None
+    for name, task in tasks.items() if shots else ():
+        solved = len(task.fewshot_docs() or ())
+        if solved <= shots:
+            raise InputError(
+                f"--num-fewshot {shots}: task {name!r} has {solved} solved examples, of which one may be the question "
+                f"itself; nearest: {max(solved - 1, 0)}"
+            )
 
 
 def run_tasks(
@@ -105,8 +123,8 @@ def _metrics(name: str, found: dict, metrics: dict) -> Metrics:
     samples = found["n-samples"]
     known = {"num_fewshot": found["n-shot"][name]} if name in found["n-shot"] else {}
     known |= {"samples": samples[name]["effective"]} if name in samples else {}
-    numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float) and key != "sample_len"}
-    return known | {key.removesuffix(",none"): value for key, value in numbers.items()}
+    figures = {key: value for key, value in metrics.items() if isinstance(value, Real) and key != "sample_len"}
+    return known | {key.removesuffix(",none"): float(value) for key, value in figures.items()}
 
 
 def _quieten_library() -> None:

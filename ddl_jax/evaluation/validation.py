@@ -10,10 +10,11 @@ from ddl_jax.data import NO_TARGET
 
 
 class Validation(NamedTuple):
-    """Attributes: `loss` in nats per token, `bits_per_byte` of UTF-8 text."""
+    """Attributes: `loss` in nats per token, `bits_per_byte` of UTF-8 text, and how many `tokens` were predicted."""
 
     loss: float
     bits_per_byte: float
+    tokens: int
 
 
 def validate(total_nats: Callable, batches: Iterable, byte_lengths: np.ndarray) -> Validation:
@@ -30,7 +31,7 @@ def validate(total_nats: Callable, batches: Iterable, byte_lengths: np.ndarray) 
         targets = batch.targets[batch.targets != NO_TARGET]
         tokens += targets.size
         size += int(byte_lengths[targets].sum())
-    return Validation(nats / tokens, nats / math.log(2) / size)
+    return Validation(nats / tokens, nats / math.log(2) / size, tokens)
 
 
 def padded_byte_lengths(byte_lengths: np.ndarray, vocab_size: int) -> np.ndarray:

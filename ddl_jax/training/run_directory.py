@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddl_jax.atomic import write_atomically
 from ddl_jax.config import Config
-from ddl_jax.config.files import dump_config, fields, from_settings, load_file, resumed
+from ddl_jax.config.files import NEWER, dump_config, fields, from_settings, load_file, resumed
 from ddl_jax.data import Corpus
 from ddl_jax.errors import InputError, RunError
 
@@ -37,6 +37,8 @@ def recorded_config(path: Path, shown: str) -> Config:
     """
     settings = load_file(path / "config.yaml")
     for key, _, _ in fields():
+        if key in NEWER:
+            continue
         value = settings
         for name in key.split("."):
             if not isinstance(value, dict) or name not in value:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from ddl_jax import evaluate
+from ddl_jax import evaluate, training
 from ddl_jax.config import Config
 from ddl_jax.data import Windows, encode_documents, load_documents, prepare, split
 from ddl_jax.errors import InputError
@@ -59,6 +60,7 @@ def tasks(run, tmp_path_factory):
         documents.append({"text": text, "choices": choices, "label": label, "logprobs": logprobs})
     (folder / "toy.jsonl").write_text("".join(json.dumps(document) + "\n" for document in documents))
     (folder / "toy.yaml").write_text(TASK.format(name="toy", data=folder / "toy.jsonl"))
+    (folder / "all.yaml").write_text("group: all\ntask: [toy]\n")
     (folder / "gone.yaml").write_text(TASK.format(name="gone", data=folder / "gone.jsonl"))
     normalised = [
         np.argmax([p / len(c) for p, c in zip(d["logprobs"], d["choices"], strict=True)]) == d["label"]
@@ -193,6 +195,14 @@ def test_a_local_data_set_that_is_gone(run_of_eight, tasks):
     assert "\n" not in str(refused.value)
 
 
+def test_too_many_solved_examples_and_a_task_named_twice(run_of_eight, tasks):
+    arguments = ["--run", str(run_of_eight), "--include-path", str(tasks[0]), "--no-validation", "--tasks"]
+    with pytest.raises(InputError, match="--num-fewshot 4: task 'toy' has 4 solved examples.*; nearest: 3"):
+        evaluate.main([*arguments, "toy", "--num-fewshot", "4"])
+    with pytest.raises(InputError, match="--tasks 'toy,all': Duplicate task 'toy'.*; name each once"):
+        evaluate.main([*arguments, "toy,all"])
+
+
 def test_where_there_is_no_hub_it_says_at_once_what_to_fetch(run_of_eight, tmp_path):
     """Also what no task is called."""
     command = [sys.executable, "-m", "ddl_jax", "evaluate", "--run", str(run_of_eight), "--tasks", "paper"]
@@ -244,3 +254,22 @@ def test_the_papers_columns_and_rows(run, capsys):
 
 def test_the_eight_tasks_are_the_papers_columns_in_order():
     assert [*paper.TASKS, paper.AVERAGE] == list(accuracies("small", 0)["baseline"])
+
+
+def test_the_readmes_ten_lines(run_of_eight, tasks, capsys, monkeypatch):
+    """With a run that is trained already, and a task that is here."""
+    readme = (ROOT / "README.md").read_text()
+    (code,) = (block for block in re.findall("```python\n(.*?)```", readme, re.DOTALL) if "load_run" in block)
+    assert len([line for line in code.splitlines() if line]) == 10
+    trained = []
+    monkeypatch.setattr(training, "train", trained.append)
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tasks[0]), include_defaults=False)
+    code = code.replace("runs/first", str(run_of_eight)).replace('["sciq"]', '["toy"], task_manager=manager')
+    exec(code, {"manager": manager})
+    assert trained == [Config(run_dir=str(run_of_eight))]
+    out = capsys.readouterr().out
+    loss = float(re.search(r"loss=([\d.]+)", out)[1])
+    assert loss == pytest.approx(logged(run_of_eight)["validation_loss"], rel=CLOSE)
+    assert re.search("'acc,none': .*0.75", out)

@@ -113,4 +113,4 @@ def test_the_logits_of_all_tokens_never_exist_at_once(run, monkeypatch):
     batch = [jax.ShapeDtypeStruct((64, 16), np.int32)] * 2
     program = jax.jit(lambda *batch: token_scores(run.model, *batch)).lower(*batch).compile()
     all_logits = 1024 * run.config.model.vocab_size * 4
-    assert program.memory_analysis().temp_size_in_bytes < all_logits
+    assert program.memory_analysis().temp_size_in_bytes < all_logits / 2
