@@ -52,6 +52,14 @@ BROKEN_RULES = [
     ({"model.vocab_size": 0}, "model.vocab_size 0 must be at least 1; nearest: 1"),
     ({"model.qk_norm": 1}, "model.qk_norm 1 must be true or false"),
     ({"model.logit_scale": "sp"}, "model.logit_scale 'sp' must be one of none, mup"),
+    (
+        {"model.logit_base_width": 1024},
+        "model.logit_base_width 1024 does not apply: logit_scale is 'none'; remove it",
+    ),
+    (
+        {"model.logit_scale": "mup", "model.logit_base_width": 0},
+        "model.logit_base_width 0 must be at least 1; nearest: 1",
+    ),
     ({"model.compute_dtype": "fp8"}, "model.compute_dtype 'fp8' must be one of auto, float32, bfloat16, float64"),
     ({R + "kind": "plain"}, f"{R}kind 'plain' must be one of additive, additive_expanded, write_only, delta"),
     ({R + "kind": ["delta"]}, f"{R}kind ['delta'] must be one of additive, additive_expanded, write_only, delta"),
