@@ -3,6 +3,7 @@
 import dataclasses
 import os
 from pathlib import Path
+import re
 import shutil
 
 from flax import nnx
@@ -12,7 +13,7 @@ import pytest
 
 from ddl_jax import load_run
 from ddl_jax.config import Config
-from ddl_jax.config.files import dump_config, from_settings, load_file
+from ddl_jax.config.files import NEWER, dump_config, from_settings, load_file
 from ddl_jax.errors import InputError
 from ddl_jax.run import load_checkpoint
 from ddl_jax.training.checkpoint import Checkpoints
@@ -158,9 +159,9 @@ def test_refused_in_one_line(run, case):
 
 def test_a_run_from_before_a_setting_existed_is_what_the_setting_is_by_default(run):
     text = (run / "config.yaml").read_text()
-    for name in ("head_norm", "output_gate"):
-        assert f"  {name}: false\n" in text
-        text = text.replace(f"  {name}: false\n", "")
+    expected = load_run(run).config
+    for key in NEWER:
+        text, count = re.subn(rf"^  {key.removeprefix('model.')}: .*\n", "", text, flags=re.MULTILINE)
+        assert count == 1, key
     (run / "config.yaml").write_text(text)
-    model = load_run(run).config.model
-    assert not model.head_norm and not model.output_gate
+    assert load_run(run).config == expected
