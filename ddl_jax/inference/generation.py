@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ddl_jax.config.rules import shown
 from ddl_jax.data import Tokenizer
 from ddl_jax.errors import InputError
 from ddl_jax.inference import decode
@@ -59,12 +60,30 @@ def stream(
     seed: int = 0,
     stop: Sequence[str] = (),
 ) -> Iterator[list[str]]:
-    """As `generate`, while it goes on: for each token the text that it has added to each row, which may be none."""
+    """As `generate`, while it goes on: for each token the text that it has added to each row, which may be none.
+
+    Arguments are checked at once, not when the first text is asked for.
+    """
     if not all(stop):
         raise InputError("an empty stop would end every text at once; leave it out")
-    texts = [Text(tokenizer, stop) for _ in prompts]
-    rows = [np.array([tokenizer.separator], np.int32) if not prompt else tokenizer.encode(prompt) for prompt in prompts]
+    rows = [_encoded(tokenizer, prompt) for prompt in prompts]
     found = next_tokens(model, rows, tokens=tokens, sampling=sampling, seed=seed, vocab_size=tokenizer.vocab_size)
+    return _pieces([Text(tokenizer, stop) for _ in prompts], found, tokens)
+
+
+def _encoded(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
+    if not prompt:
+        return np.array([tokenizer.separator], np.int32)
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # of a command line, bytes that are no UTF-8
+        raise InputError(
+            f"prompt {shown(prompt)} is not text: character {error.start + 1} is half of one; leave it out"
+        ) from None
+    return tokenizer.encode(prompt)
+
+
+def _pieces(texts: list[Text], found: Iterator[np.ndarray], tokens: int) -> Iterator[list[str]]:
     for number, new in enumerate(found, 1):
         pieces = [text.add(int(token)) for text, token in zip(texts, new, strict=True)]
         yield pieces if number < tokens else [piece + text.rest() for piece, text in zip(pieces, texts, strict=True)]

@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from ddl_jax.config.rules import LARGEST_FLOAT
 from ddl_jax.errors import InputError
+
+SMALLEST = 1e-37  # a float32 that is not rounded to 0, nor its inverse to infinity
 
 
 class Sampling(NamedTuple):
@@ -45,7 +48,8 @@ def draw(logits: Float[Array, "batch vocab"], keys: Array, sampling: Sampling) -
     """
     if sampling.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / sampling.temperature
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)  # stays finite at the likeliest, however cold it is
+    logits = logits / min(max(sampling.temperature, SMALLEST), LARGEST_FLOAT)
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         least = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
         logits = jnp.where(logits < least, -jnp.inf, logits)
@@ -53,6 +57,6 @@ def draw(logits: Float[Array, "batch vocab"], keys: Array, sampling: Sampling) -
         ordered = jnp.sort(logits, axis=-1, descending=True)
         share = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(share, axis=-1) - share  # of the likelier tokens; of the likeliest, 0
-        least = jnp.min(jnp.where(before < sampling.top_p, ordered, jnp.inf), axis=-1, keepdims=True)
+        least = jnp.min(jnp.where(before < max(sampling.top_p, SMALLEST), ordered, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

@@ -83,6 +83,16 @@ def test_bad_arguments(model, arguments, message):
         next(next_tokens(model, **{"prompts": [np.array([1])], "tokens": 5, "vocab_size": 257} | arguments))
 
 
+@pytest.mark.parametrize("arguments, message", [
+    ({"tokens": 0}, "tokens 0 must be at least 1"),
+    ({"stop": ["a", ""]}, "an empty stop"),
+    ({"prompts": ["a", "b\udcff"]}, r"prompt 'b\\udcff' is not text: character 2 is half of one"),
+])  # fmt: skip
+def test_a_stream_refuses_before_it_begins(model, arguments, message):
+    with pytest.raises(InputError, match=message):
+        stream(model, ByteTokenizer(), **{"prompts": ["a"]} | arguments)
+
+
 def test_the_command_writes_the_text_and_says_how_fast(run_of_eight, capsys):
     run = str(run_of_eight)
     arguments = ["generate", "--run", run, "--prompt", "abc", "--tokens", "40", "--temperature", "0"]
@@ -98,6 +108,9 @@ def test_the_command_writes_the_text_and_says_how_fast(run_of_eight, capsys):
     assert dispatch([*arguments, "--prompt", "x", "--skip-below", "2"]) == 0
     skipped = capsys.readouterr().out
     assert "[1] abc" in skipped and "[2] x" in skipped
+    with pytest.raises(InputError, match="tokens 0"):
+        dispatch([*arguments, "--tokens", "0"])
+    assert capsys.readouterr().out == ""
     assert found["results"][0]["text"] not in skipped  # no edit at all: another text
 
 

@@ -38,6 +38,9 @@ def expected(kept, temperature=1.0):
     (Sampling(top_p=1e-9), expected(SHARES >= 0.4)),
     (Sampling(0.0), expected(SHARES >= 0.4)),
     (Sampling(1e-6), expected(SHARES >= 0.4)),
+    (Sampling(1e-300), expected(SHARES >= 0.4)),
+    (Sampling(1e300), np.full(5, 0.2)),
+    (Sampling(top_p=1e-300), expected(SHARES >= 0.4)),
 ])  # fmt: skip
 def test_each_token_is_drawn_as_often_as_it_should(sampling, share):
     found = shares(sampling)
