@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 import functools
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,9 @@ def stream(
 
     Arguments are checked at once, not when the first text is asked for.
     """
+    for name, texts in (("prompts", prompts), ("stop", stop)):
+        if isinstance(texts, str):  # whose letters would each be one
+            raise InputError(f"{name} {shown(texts)} must be a list of texts, e.g. [{shown(texts)}]")
     if not all(stop):
         raise InputError("an empty stop would end every text at once; leave it out")
     rows = [_encoded(tokenizer, prompt) for prompt in prompts]
@@ -114,8 +118,8 @@ def next_tokens(
         (prompts,) int32: the next token of each. The step after it is under way by then.
     """
     sampling.validate()
-    if tokens < 1:
-        raise InputError(f"tokens {tokens} must be at least 1; nearest: 1")
+    if not isinstance(tokens, Integral) or tokens < 1:
+        raise InputError(f"tokens {shown(tokens)} must be a whole number, at least 1; nearest: 1")
     if not prompts or not all(map(len, prompts)):
         raise InputError("a prompt holds no tokens; give at least one")
     vocab_size = model.config.vocab_size if vocab_size is None else vocab_size

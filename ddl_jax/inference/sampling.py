@@ -1,15 +1,17 @@
 """The next token, drawn from its logits."""
 
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from ddl_jax.config.rules import LARGEST_FLOAT
+from ddl_jax.config.rules import LARGEST_FLOAT, shown
 from ddl_jax.errors import InputError
 
 SMALLEST = 1e-37  # a float32 that is not rounded to 0, nor its inverse to infinity
+KINDS = {"temperature": Real, "top_k": Integral | None, "top_p": Real | None}
 
 
 class Sampling(NamedTuple):
@@ -27,6 +29,11 @@ class Sampling(NamedTuple):
 
     def validate(self) -> None:
         """Raises InputError on a broken rule."""
+        for name, kind in KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                whole = "whole " if name == "top_k" else ""
+                raise InputError(f"{name} {shown(value)} must be a {whole}number")
         if not 0 <= self.temperature < float("inf"):
             raise InputError(f"temperature {self.temperature} must be at least 0 and finite; nearest: 0")
         if self.top_k is not None and self.top_k < 1:

@@ -195,6 +195,14 @@ def test_a_local_data_set_that_is_gone(run_of_eight, tasks):
     assert "\n" not in str(refused.value)
 
 
+def test_a_task_that_is_none_is_not_told_all_thousands():
+    from ddl_jax.evaluation.tasks import _meant
+
+    known = ["glue", "semantic_meaning", "sciq"]
+    assert _meant("glue2", known) == "; did you mean 'glue'?"
+    assert _meant("zqzqzq", known) == "; https://github.com/EleutherAI/lm-evaluation-harness lists them"
+
+
 def test_too_many_solved_examples_and_a_task_named_twice(run_of_eight, tasks):
     arguments = ["--run", str(run_of_eight), "--include-path", str(tasks[0]), "--no-validation", "--tasks"]
     with pytest.raises(InputError, match="--num-fewshot 4: task 'toy' has 4 solved examples.*; nearest: 3"):

@@ -73,7 +73,8 @@ def test_a_stop_ends_its_own_row_and_all_stops_end_the_work(model):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"tokens": 0}, "tokens 0 must be at least 1"),
+    ({"tokens": 0}, "tokens 0 must be a whole number, at least 1"),
+    ({"tokens": "8"}, "tokens '8' must be a whole number, at least 1"),
     ({"prompts": []}, "a prompt holds no tokens"),
     ({"prompts": [np.array([257])]}, "a prompt holds token 257, outside the vocabulary of 257"),
     ({"sampling": Sampling(top_p=2.0)}, "top_p 2.0"),
@@ -84,7 +85,10 @@ def test_bad_arguments(model, arguments, message):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"tokens": 0}, "tokens 0 must be at least 1"),
+    ({"tokens": 0}, "tokens 0 must be a whole number, at least 1"),
+    ({"tokens": "8"}, "tokens '8' must be a whole number, at least 1"),
+    ({"prompts": "ab"}, r"prompts 'ab' must be a list of texts, e.g. \['ab'\]"),
+    ({"stop": "ab"}, "stop 'ab' must be a list of texts"),
     ({"stop": ["a", ""]}, "an empty stop"),
     ({"prompts": ["a", "b\udcff"]}, r"prompt 'b\\udcff' is not text: character 2 is half of one"),
 ])  # fmt: skip

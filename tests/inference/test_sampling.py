@@ -60,6 +60,9 @@ def test_a_row_is_drawn_by_its_own_key():
 @pytest.mark.parametrize("sampling, message", [
     (Sampling(-1.0), "temperature -1.0 must be at least 0"),
     (Sampling(float("nan")), "temperature nan"),
+    (Sampling(None), "temperature null must be a number"),
+    (Sampling(top_k=1.5), "top_k 1.5 must be a whole number"),
+    (Sampling(top_p="1e-1"), "top_p '1e-1' must be a number"),
     (Sampling(top_k=0), "top_k 0 must be at least 1; nearest: 1"),
     (Sampling(top_p=0.0), "top_p 0.0 must lie in"),
     (Sampling(top_p=1.5), "top_p 1.5 must lie in"),
