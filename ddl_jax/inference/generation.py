@@ -122,7 +122,8 @@ def next_tokens(
         raise InputError(f"tokens {shown(tokens)} must be a whole number, at least 1; nearest: 1")
     if not prompts or not all(map(len, prompts)):
         raise InputError("a prompt holds no tokens; give at least one")
-    vocab_size = model.config.vocab_size if vocab_size is None else vocab_size
+    most = model.config.vocab_size
+    vocab_size = most if vocab_size is None else min(vocab_size, most)  # a converted model may have fewer than GPT-2
     largest = max(int(np.max(prompt)) for prompt in prompts)
     if largest >= vocab_size or min(int(np.min(prompt)) for prompt in prompts) < 0:
         raise InputError(f"a prompt holds token {largest}, outside the vocabulary of {vocab_size}")

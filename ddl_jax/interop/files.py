@@ -87,8 +87,14 @@ def _read_npz(path: Path) -> Weights:
         tensors = {name.removeprefix(PARAMETER): file[name] for name in names}
         about = _mapping(str(file["config"])) if "config" in file.files else {}
     if "variant" in about:
-        return Weights(about["config"], tensors, about["variant"])
+        return _described(about["config"], tensors, about["variant"])
     return Weights(about or None, tensors, None)
+
+
+def _described(options: Any, tensors: dict[str, np.ndarray], variant: Any) -> Weights:
+    if not isinstance(options, dict) or not isinstance(variant, str):
+        raise ValueError(f"it says variant {variant!r} and options {options!r}, not a name and an object")
+    return Weights(options, tensors, variant)
 
 
 def _read_safetensors(path: Path) -> Weights:

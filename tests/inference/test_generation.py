@@ -77,6 +77,7 @@ def test_a_stop_ends_its_own_row_and_all_stops_end_the_work(model):
     ({"tokens": "8"}, "tokens '8' must be a whole number, at least 1"),
     ({"prompts": []}, "a prompt holds no tokens"),
     ({"prompts": [np.array([257])]}, "a prompt holds token 257, outside the vocabulary of 257"),
+    ({"prompts": [np.array([320])], "vocab_size": 50257}, "a prompt holds token 320, outside the vocabulary of 320"),
     ({"sampling": Sampling(top_p=2.0)}, "top_p 2.0"),
 ])  # fmt: skip
 def test_bad_arguments(model, arguments, message):
