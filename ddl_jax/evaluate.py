@@ -12,7 +12,7 @@ import jsonargparse
 
 from ddl_jax.command_line import parse, plain_parser
 from ddl_jax.config.files import typed_settings
-from ddl_jax.errors import InputError
+from ddl_jax.errors import InputError, is_out_of_memory
 from ddl_jax.evaluation import paper
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ def main(arguments: list[str]) -> int:
     if options["data.paths"] is not None:
         paths = typed_settings({"data": {"paths": options["data.paths"]}})["data"]["paths"]
 
-    from jax.errors import JaxRuntimeError
-
     from ddl_jax.evaluation.devices import on_all_devices
     from ddl_jax.evaluation.report import show
     from ddl_jax.run import load_checkpoint
@@ -50,8 +48,8 @@ def main(arguments: list[str]) -> int:
     try:
         result |= validate() if validate else {}
         result |= score() if score else {}
-    except JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         print(
             f"failed: out of memory; try a smaller --batch-size ({' '.join(str(error).split())[:200]})", file=sys.stderr

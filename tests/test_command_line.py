@@ -263,6 +263,18 @@ def test_ctrl_c_comes_again_where_it_was_swallowed_and_lets_cleaning_up_end(caps
     assert capsys.readouterr() == ("", "stopped at once; what was saved before stays\n")
 
 
+def test_out_of_memory_is_said_in_one_line(capsys):
+    def work(error: Exception) -> int:
+        raise error
+
+    said = "INTERNAL: Error dispatching computation: Out of memory allocating 250 bytes."
+    for error in (RuntimeError(said), RuntimeError("RESOURCE_EXHAUSTED: ..."), MemoryError()):
+        assert exit_code(lambda error=error: work(error)) == 1
+        assert capsys.readouterr().err == f"failed: out of memory ({error})\n"
+    with pytest.raises(RuntimeError, match="another"):
+        exit_code(lambda: work(RuntimeError("another")))
+
+
 # ---- help
 
 

@@ -134,11 +134,15 @@ def write_weights(path: Path, weights: Weights) -> None:
                 np.savez(file, config=about, **{PARAMETER + name: array for name, array in weights.tensors.items()})
         else:
             _require_library()
+            from safetensors import SafetensorError
             from safetensors.numpy import save_file
 
             # "pt" is what transformers asks for before it reads a file.
             about = {"format": "pt", "variant": weights.variant, "options": options}
-            save_file(weights.tensors, partial, metadata=about)
+            try:
+                save_file(weights.tensors, partial, metadata=about)
+            except SafetensorError as error:  # of a full disk, too
+                raise OSError(str(error)) from None
         write_atomically(path.with_suffix(".json"), options + "\n")
         shutil.copymode(path.with_suffix(".json"), partial)  # safetensors lets nobody else read its files
         os.replace(partial, path)

@@ -8,7 +8,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ddl_jax import Config, load_run
@@ -204,4 +204,19 @@ def test_what_cannot_be_written_leaves_nothing_behind(folder, capsys, monkeypatc
     assert convert("in.npz", "--run", "deep/er") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("failed: ") and line.endswith("No space left on device")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_weights_that_cannot_be_written_leave_nothing_behind(folder, capsys, monkeypatch):
+    assert convert("in.npz", "--run", "run") == 0
+
+    def full(tensors, path, metadata):
+        path.write_bytes(b"the beginning")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    before = sorted(folder.rglob("*"))
+    capsys.readouterr()
+    assert convert("--run", "run", "--to", "out.safetensors") == 1
+    assert capsys.readouterr() == ("", "failed: I/O error: No space left on device (os error 28)\n")
     assert sorted(folder.rglob("*")) == before
