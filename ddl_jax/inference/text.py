@@ -6,6 +6,7 @@ from ddl_jax.data import Tokenizer
 
 UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character yet, or never
 LONGEST = 4  # bytes of a character
+WAITING = 64  # tokens that are decoded again at most, where no character ends
 
 
 class Text:
@@ -23,6 +24,7 @@ class Text:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._tokens: list[int] = []
         self._start = self._read = 0  # tokens before `_read` have become text; from `_start` on they are decoded again
+        self._given = 0  # characters after those tokens that were text already
         self._held = ""  # may be the beginning of a stop
         self.done = False
 
@@ -45,12 +47,19 @@ class Text:
     def _completed(self, last: bool = False) -> str:
         # With the tokens of the piece before: how one is written may depend on the one before it.
         before = self._tokenizer.decode(self._tokens[self._start : self._read])
-        text = self._tokenizer.decode(self._tokens[self._start :])
-        waiting = len(self._tokens) - self._read
-        if not last and text.endswith(UNFINISHED) and waiting < LONGEST:
-            return ""
-        self._start, self._read = self._read, len(self._tokens)
-        return text[len(before) :]
+        text = self._tokenizer.decode(self._tokens[self._start :])[len(before) :]
+        # Only the end may still become a character: what is broken before it stays so.
+        unfinished = 0 if last else min(len(text) - len(text.rstrip(UNFINISHED)), LONGEST - 1)
+        ready = text[: len(text) - unfinished]
+        new = ready[self._given :]
+        self._given = max(self._given, len(ready))
+        if not unfinished:
+            self._start, self._read, self._given = self._read, len(self._tokens), 0
+        elif len(self._tokens) - self._read >= WAITING:
+            piece = self._tokens[self._read : -(LONGEST**2)]
+            self._given = max(self._given - len(self._tokenizer.decode(piece)), 0)
+            self._start, self._read = self._read, self._read + len(piece)
+        return new
 
     def _until_stop(self, text: str) -> str:
         text = self._held + text

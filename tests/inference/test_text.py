@@ -39,6 +39,16 @@ def test_bytes_that_never_make_a_character_do_not_hold_up_the_text():
     assert row.rest() == "\ufffd"
 
 
+def test_a_character_after_broken_ones_is_whole():
+    for broken in ("\ufffd".encode(), b"\xa2\xa2\xa2", b"\xf0\x9f", b"\xff" * 200):
+        for character in "é漢🎉":
+            data = broken + character.encode() + b"."
+            row = Text(BYTES)
+            found = [row.add(byte) for byte in data]
+            assert "".join(found) == data.decode(errors="replace")
+            assert max(map(len, found)) <= 3, "what is broken for good does not wait"
+
+
 def test_a_stop_ends_the_text_and_is_no_part_of_it():
     found, row = pieces("one. two\n\nthree", stop=["\n\n", "three"])
     assert "".join(found) == "one. two"
