@@ -49,16 +49,19 @@ class Text:
         before = self._tokenizer.decode(self._tokens[self._start : self._read])
         text = self._tokenizer.decode(self._tokens[self._start :])[len(before) :]
         # Only the end may still become a character: what is broken before it stays so.
-        unfinished = 0 if last else min(len(text) - len(text.rstrip(UNFINISHED)), LONGEST - 1)
+        waiting = len(self._tokens) - self._read
+        unfinished = 0 if last else len(text) - len(text.rstrip(UNFINISHED))
+        if waiting >= LONGEST:
+            unfinished = min(unfinished, LONGEST - 1)
         ready = text[: len(text) - unfinished]
         new = ready[self._given :]
         self._given = max(self._given, len(ready))
         if not unfinished:
             self._start, self._read, self._given = self._read, len(self._tokens), 0
-        elif len(self._tokens) - self._read >= WAITING:
-            piece = self._tokens[self._read : -(LONGEST**2)]
-            self._given = max(self._given - len(self._tokenizer.decode(piece)), 0)
-            self._start, self._read = self._read, self._read + len(piece)
+        elif waiting >= WAITING:
+            cut = len(self._tokens) - LONGEST**2
+            passed = len(self._tokenizer.decode(self._tokens[self._start : cut])) - len(before)
+            self._start, self._read, self._given = self._read, cut, max(self._given - passed, 0)
         return new
 
     def _until_stop(self, text: str) -> str:

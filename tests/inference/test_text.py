@@ -85,3 +85,20 @@ class Pieces:
 def test_a_piece_is_written_as_it_is_after_the_one_before():
     row = Text(Pieces())
     assert [row.add(n) for n in (1, 2, 3)] == ["w1", " w2", " w3"]
+
+
+class Fallback:
+    """A tokenizer of which a run of bytes is text as a whole or not at all, as sentencepiece's are for rare letters."""
+
+    separator, vocab_size = 256, 257
+
+    def decode(self, tokens):
+        try:
+            return bytes(np.asarray(tokens, np.uint8)).decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(tokens)
+
+
+def test_a_character_is_not_taken_back_while_the_next_one_comes():
+    row = Text(Fallback())
+    assert [row.add(byte) for byte in "é🎉".encode()] == ["", "é", "", "", "", "🎉"]
