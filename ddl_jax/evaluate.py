@@ -12,6 +12,7 @@ import jsonargparse
 
 from ddl_jax.command_line import parse, plain_parser
 from ddl_jax.config.files import typed_settings
+from ddl_jax.config.rules import shown
 from ddl_jax.errors import InputError, is_out_of_memory
 from ddl_jax.evaluation import paper
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ddl_jax.run import Run
 
 COUNTS = {"batches": 1, "batch_size": 1, "num_fewshot": 0, "limit": 1}  # options that are whole numbers, and the least
+DIGITS = 9  # of them, at most
 
 
 def main(arguments: list[str]) -> int:
@@ -95,9 +97,12 @@ def _parser() -> jsonargparse.ArgumentParser:
 def _count(name: str, text: str | None, least: int) -> int | None:
     if text is None:
         return None
-    if not text.isdecimal() or not least <= int(text) < 10**9:
+    large = text.isdecimal() and len(text) > DIGITS
+    if large or not text.isdecimal() or int(text) < least:
+        most = 10**DIGITS - 1
         raise InputError(
-            f"--{name.replace('_', '-')} {text!r} must be a whole number, at least {least}; nearest: {least}"
+            f"--{name.replace('_', '-')} {shown(text)} must be a whole number from {least} to {most}; "
+            f"nearest: {most if large else least}"
         )
     return int(text)
 

@@ -72,10 +72,12 @@ def stream(
         raise InputError("an empty stop would end every text at once; leave it out")
     rows = [_encoded(tokenizer, prompt) for prompt in prompts]
     found = next_tokens(model, rows, tokens=tokens, sampling=sampling, seed=seed, vocab_size=tokenizer.vocab_size)
-    return _pieces([Text(tokenizer, stop) for _ in prompts], found, tokens)
+    return _pieces([Text(tokenizer, stop) for _ in rows], found, tokens)
 
 
 def _encoded(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
+    if not isinstance(prompt, str):
+        raise InputError(f"prompt {shown(prompt)} must be text")
     if not prompt:
         return np.array([tokenizer.separator], np.int32)
     try:

@@ -89,6 +89,7 @@ def test_bad_arguments(model, arguments, message):
     ({"tokens": 0}, "tokens 0 must be a whole number, at least 1"),
     ({"tokens": "8"}, "tokens '8' must be a whole number, at least 1"),
     ({"prompts": "ab"}, r"prompts 'ab' must be a list of texts, e.g. \['ab'\]"),
+    ({"prompts": [None]}, "prompt null must be text"),
     ({"stop": "ab"}, "stop 'ab' must be a list of texts"),
     ({"stop": ["a", ""]}, "an empty stop"),
     ({"prompts": ["a", "b\udcff"]}, r"prompt 'b\\udcff' is not text: character 2 is half of one"),
