@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import importlib.util
 import json
-import math
 from pathlib import Path
 import sys
 from typing import TYPE_CHECKING
@@ -148,7 +147,7 @@ def _validation(run: "Run", placed: "Placed", paths: tuple[str, ...] | None, bat
         cost = {} if below is None else {"skipping": cost_of_skipping(run, placed, held_out, windows, below)}
         return cost | {
             "validation_loss": found.loss,
-            "perplexity": math.exp(found.loss),
+            "perplexity": found.perplexity,
             "bits_per_byte": found.bits_per_byte,
             "validation_tokens": found.tokens,
         }
