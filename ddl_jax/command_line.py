@@ -12,9 +12,11 @@ Nothing here imports jax: a mistake is reported before anything slow is loaded.
 
 import argparse
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import functools
 import inspect
+import io
 import json
 import os
 import re
@@ -26,7 +28,8 @@ import jsonargparse
 from ddl_jax.config import Config
 from ddl_jax.config.files import fields, from_settings, load_file, overlay, similar_names, typed_settings
 from ddl_jax.config.rules import shown
-from ddl_jax.errors import InputError
+from ddl_jax.errors import InputError, is_out_of_memory
+from ddl_jax.stop import interruptible
 
 
 def plain_parser(command: str, description: str, usage: str) -> jsonargparse.ArgumentParser:
@@ -163,18 +166,41 @@ def read_configs(options: jsonargparse.Namespace) -> list[tuple[str, Config]]:
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Runs a command: its exit code, or after one line on stderr 2 (the input cannot be used) or 1 (interrupted)."""
+    """Runs a command: its exit code, or after one line on stderr 2 (the input cannot be used) or 1
+    (interrupted, or the system refuses something, such as to write)."""
     if not os.path.exists("/dev/nvidiactl"):
         # jax's CUDA plugin, installed to compile for GPUs that are elsewhere, would say at length what it misses.
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     # Of a GPU's memory: jax takes three quarters unless told, and `plan` counts on 141 of an H200's 150 GB.
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # its old name
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.95")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model may write what the terminal's encoding has no letter for
     try:
-        return command()
+        with interruptible():
+            try:
+                return command()
+            finally:
+                sys.stdout.flush()  # not at the interpreter's end, which would say less clearly what fails
     except InputError as error:
         print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped at once; what was saved before stays", file=sys.stderr)
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"failed: out of memory ({' '.join(str(error).split())[:200]})", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # whoever reads the result has seen enough, as in `| head`
+            print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
+        _discard_output()
+        return 1
+
+
+def _discard_output() -> None:
+    """What could not be written would be tried again at the interpreter's end."""
+    with contextlib.suppress(OSError):  # also where stdout is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -59,22 +59,26 @@ def _from_official(options) -> int:
     variant = options.variant or weights.variant
     if variant is None:
         raise InputError(f"--variant is missing: {plain(str(file))} does not say which it is")
-    given = weights.options
+    given, origin = weights.options, None
     beside = [path for path in (file.with_suffix(".json"), file.with_name("config.json")) if path.is_file()]
     if options.official_config is not None:
         given = read_json(Path(options.official_config))
     elif given is None and beside:
-        _say(f"Keyword arguments from {beside[0]}")
-        given = read_json(beside[0])
+        given, origin = read_json(beside[0]), f"Keyword arguments from {plain(str(beside[0]))}"
     elif given is None:
-        _say("No keyword arguments are given: the official defaults")
+        given, origin = {}, "No keyword arguments are given: the official defaults"
 
     import jax
 
     from ddl_jax.interop.run import default_tokenizer, write_run
     from ddl_jax.interop.weights import from_official
 
-    model = from_official(given or {}, weights.tensors, variant)
+    try:
+        model = from_official(given, weights.tensors, variant)
+    except InputError as error:  # what was not asked for is said, too
+        raise InputError(f"{error} ({origin})" if origin else str(error)) from None
+    if origin:
+        _say(origin)
     tokenizer = options.tokenizer or default_tokenizer(model.config.vocab_size)
     write_run(run, model, tokenizer, _say)
     count = sum(leaf.size for leaf in jax.tree.leaves(model))

@@ -35,3 +35,10 @@ class RunError(RuntimeError):
 
 class Diverged(RuntimeError):
     """Loss or gradient is no longer finite. The message is one line: the step, the likely cause, what is kept."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the machine or a device had no memory left. jax raises a RuntimeError: on GPUs it says the one, on CPUs
+    the other."""
+    said = any(words in str(error) for words in ("RESOURCE_EXHAUSTED", "Out of memory"))
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import importlib.util
 import json
-import math
 from pathlib import Path
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +11,8 @@ import jsonargparse
 
 from ddl_jax.command_line import parse, plain_parser
 from ddl_jax.config.files import typed_settings
-from ddl_jax.errors import InputError
+from ddl_jax.config.rules import shown
+from ddl_jax.errors import InputError, is_out_of_memory
 from ddl_jax.evaluation import paper
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ddl_jax.run import Run
 
 COUNTS = {"batches": 1, "batch_size": 1, "num_fewshot": 0, "limit": 1}  # options that are whole numbers, and the least
+DIGITS = 9  # of them, at most
 
 
 def main(arguments: list[str]) -> int:
@@ -32,8 +33,6 @@ def main(arguments: list[str]) -> int:
     paths = None
     if options["data.paths"] is not None:
         paths = typed_settings({"data": {"paths": options["data.paths"]}})["data"]["paths"]
-
-    from jax.errors import JaxRuntimeError
 
     from ddl_jax.evaluation.devices import on_all_devices
     from ddl_jax.evaluation.report import show
@@ -50,8 +49,8 @@ def main(arguments: list[str]) -> int:
     try:
         result |= validate() if validate else {}
         result |= score() if score else {}
-    except JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         print(
             f"failed: out of memory; try a smaller --batch-size ({' '.join(str(error).split())[:200]})", file=sys.stderr
@@ -97,9 +96,12 @@ def _parser() -> jsonargparse.ArgumentParser:
 def _count(name: str, text: str | None, least: int) -> int | None:
     if text is None:
         return None
-    if not text.isdecimal() or not least <= int(text) < 10**9:
+    large = text.isdecimal() and len(text) > DIGITS
+    if large or not text.isdecimal() or int(text) < least:
+        most = 10**DIGITS - 1
         raise InputError(
-            f"--{name.replace('_', '-')} {text!r} must be a whole number, at least {least}; nearest: {least}"
+            f"--{name.replace('_', '-')} {shown(text)} must be a whole number from {least} to {most}; "
+            f"nearest: {most if large else least}"
         )
     return int(text)
 
@@ -145,7 +147,7 @@ def _validation(run: "Run", placed: "Placed", paths: tuple[str, ...] | None, bat
         cost = {} if below is None else {"skipping": cost_of_skipping(run, placed, held_out, windows, below)}
         return cost | {
             "validation_loss": found.loss,
-            "perplexity": math.exp(found.loss),
+            "perplexity": found.perplexity,
             "bits_per_byte": found.bits_per_byte,
             "validation_tokens": found.tokens,
         }

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
+import gc
+import importlib
 import os
 from pathlib import Path
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -165,6 +169,110 @@ def test_exit_code_is_that_of_the_command_or_2_with_one_line(capsys):
 
     assert exit_code(refuse) == 2
     assert capsys.readouterr() == ("", "error: first second\n")
+
+
+COMMAND = "import sys; from ddl_jax.command_line import exit_code; sys.exit(exit_code(lambda: print('caf\\xe9') or 0))"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_result_that_cannot_be_written_is_one_line_or_none(unbuffered):
+    run = functools.partial(
+        subprocess.run,
+        [sys.executable, "-c", COMMAND],
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        cwd=ROOT,
+    )
+    with open("/dev/full", "w") as full:
+        failed = run(stdout=full)
+    assert (failed.returncode, failed.stderr) == (1, b"failed: [Errno 28] No space left on device\n")
+    nobody, pipe = os.pipe()
+    os.close(nobody)
+    unread = run(stdout=pipe)
+    os.close(pipe)
+    assert (unread.returncode, unread.stderr) == (1, b"")
+
+
+def test_what_the_output_has_no_letter_for_is_replaced():
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, env=env, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"caf?\n", b"")
+
+
+@pytest.mark.parametrize("where", ["a callback", "an import"])
+def test_ctrl_c_waits_where_an_exception_would_be_lost(where, tmp_path, monkeypatch, capsys):
+    done = []
+
+    def press(*_):
+        if not done:
+            signal.raise_signal(signal.SIGINT)
+            done.append(where)
+
+    def work() -> int:
+        if where == "an import":
+            importlib.import_module("pressed_while_imported")
+        else:
+            gc.callbacks.append(press)
+            gc.collect()
+        time.sleep(5)
+        done.append("work")
+        return 0
+
+    (tmp_path / "pressed_while_imported.py").write_text("import signal\nsignal.press()")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(signal, "press", press, raising=False)
+    try:
+        assert exit_code(work) == 1
+    finally:
+        if press in gc.callbacks:
+            gc.callbacks.remove(press)
+    assert done == [where], "the callback or import ends, and nothing after it"
+    assert capsys.readouterr() == ("", "stopped at once; what was saved before stays\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_ctrl_c_becomes_on_its_way_is_not_the_users_mistake(capsys):
+    def work() -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException:  # as storage does while it reads a checkpoint
+            raise InputError("the checkpoint is damaged") from None
+        return 0
+
+    assert exit_code(work) == 1
+    assert capsys.readouterr() == ("", "stopped at once; what was saved before stays\n")
+
+
+def test_ctrl_c_comes_again_where_it_was_swallowed_and_lets_cleaning_up_end(capsys):
+    done = []
+
+    def work() -> int:
+        try:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except BaseException:  # as jax does where it looks for devices
+                done.append("swallowed")
+            time.sleep(5)
+        finally:
+            time.sleep(0.3)  # longer than it waits before it looks again
+            done.append("cleaned up")
+        return 0
+
+    assert exit_code(work) == 1
+    assert done == ["swallowed", "cleaned up"]
+    assert capsys.readouterr() == ("", "stopped at once; what was saved before stays\n")
+
+
+def test_out_of_memory_is_said_in_one_line(capsys):
+    def work(error: Exception) -> int:
+        raise error
+
+    said = "INTERNAL: Error dispatching computation: Out of memory allocating 250 bytes."
+    for error in (RuntimeError(said), RuntimeError("RESOURCE_EXHAUSTED: ..."), MemoryError()):
+        assert exit_code(lambda error=error: work(error)) == 1
+        assert capsys.readouterr().err == f"failed: out of memory ({error})\n"
+    with pytest.raises(RuntimeError, match="another"):
+        exit_code(lambda: work(RuntimeError("another")))
 
 
 # ---- help

@@ -5,6 +5,8 @@ import os
 from pathlib import Path
 import re
 import shutil
+import sys
+import types
 
 from flax import nnx
 import jax
@@ -16,6 +18,7 @@ from ddl_jax.config import Config
 from ddl_jax.config.files import NEWER, dump_config, from_settings, load_file
 from ddl_jax.errors import InputError
 from ddl_jax.run import load_checkpoint
+from ddl_jax.training import checkpoint
 from ddl_jax.training.checkpoint import Checkpoints
 from ddl_jax.training.sharding import make_mesh, placed_state
 from tests.training.runs import final_state, metrics, tiny_config
@@ -100,6 +103,23 @@ def test_where_the_newest_cannot_be_read_an_older_one_is(run, capsys):
     with pytest.raises(InputError, match="none of the checkpoints .* can be read: checkpoint 8 ") as refused:
         load_run(run)
     assert "\n" not in str(refused.value)
+
+
+def test_arrays_whose_reading_was_given_up_say_nothing(monkeypatch):
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    checkpoint._quieten_storage()
+    for file, count in (("site-packages/orbax/checkpoint/serialization.py", 0), ("ours.py", 1)):
+        names = {}
+        exec(
+            compile("async def read():\n try:\n  await wait()\n finally:\n  raise ValueError('cut')", file, "exec"),
+            names,
+        )
+        names["wait"] = types.coroutine(lambda: (yield))
+        reading = names["read"]()
+        reading.send(None)
+        del reading  # as where another array had failed already
+        assert len(said) == count
 
 
 def test_what_a_gpu_decided_is_decided_again(run):

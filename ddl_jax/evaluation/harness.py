@@ -9,6 +9,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from ddl_jax.errors import InputError
 from ddl_jax.evaluation.devices import Placed, on_all_devices
 from ddl_jax.evaluation.progress import Counted
 from ddl_jax.evaluation.scores import Row, Score, Scorer
@@ -24,10 +25,18 @@ class HarnessModel(TemplateLM):
     Args:
         run: as loaded.
         placed: the same on all devices.
+
+    Raises:
+        InputError: the tokenizer has more tokens than the model.
     """
 
     def __init__(self, run: Run, placed: Placed | None = None):
         super().__init__()
+        size, most = run.tokenizer.vocab_size, run.model.config.vocab_size
+        if size > most:
+            raise InputError(
+                f"tasks need a model for text: the tokenizer's vocabulary, {size}, is larger than the model's, {most}"
+            )
         placed = on_all_devices(run) if placed is None else placed
         self._run, self._batch_size = run, placed.config.training.batch_size
         self._scorer = Scorer(placed)

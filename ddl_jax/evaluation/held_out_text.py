@@ -27,11 +27,17 @@ def held_out_tokens(config: Config, paths: tuple[str, ...] | None = None) -> Tok
         paths: where the text is now, if it is no longer where `data.paths` says.
 
     Raises:
-        InputError: the text is not there, or is not the text of the run.
+        InputError: the text is not there, or is not the text of the run; or it is a converted model,
+            which has none.
     """
     data = config.data if paths is None else dataclasses.replace(config.data, paths=paths).resolve()
     config = dataclasses.replace(config, data=data)
     folder = RunFolder(config)
+    if folder.converted:
+        raise InputError(
+            f"run_dir {config.run_dir!r} was converted and has not been trained here: it holds out no text; "
+            "--no-validation goes without"
+        )
     try:
         corpus = prepare(data, config.model.context_length, Path(folder.path))
         folder.begin(config, corpus)

@@ -20,7 +20,7 @@ def show(result: Result, config: TransformerConfig) -> None:
         result: of `ddl evaluate`.
         config: of the model.
     """
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)  # a file does not wrap
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)  # a file does not wrap
     console.print(f"{result['run']}, step {result['step']:,}", soft_wrap=True)
     if result["validation_loss"] is not None:
         console.print(

@@ -46,8 +46,8 @@ def find_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
-    said = did_you_mean(name, known)
-    return said if "mean" in said else "; https://github.com/EleutherAI/lm-evaluation-harness lists them"
+    said, all_of_them = did_you_mean(name, known), "; https://github.com/EleutherAI/lm-evaluation-harness lists them"
+    return said if said.startswith("; did you mean") else all_of_them
 
 
 def require_data(manager: TaskManager, names: Sequence[str], shots: int | None) -> None:

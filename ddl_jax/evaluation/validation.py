@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 import math
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,11 @@ class Validation(NamedTuple):
     loss: float
     bits_per_byte: float
     tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """e to the loss; infinite where no float is as large."""
+        return math.exp(self.loss) if self.loss < math.log(sys.float_info.max) else math.inf
 
 
 def validate(total_nats: Callable, batches: Iterable, byte_lengths: np.ndarray) -> Validation:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 import functools
+from numbers import Integral
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ddl_jax.config.rules import shown
 from ddl_jax.data import Tokenizer
 from ddl_jax.errors import InputError
 from ddl_jax.inference import decode
@@ -59,12 +61,35 @@ def stream(
     seed: int = 0,
     stop: Sequence[str] = (),
 ) -> Iterator[list[str]]:
-    """As `generate`, while it goes on: for each token the text that it has added to each row, which may be none."""
+    """As `generate`, while it goes on: for each token the text that it has added to each row, which may be none.
+
+    Arguments are checked at once, not when the first text is asked for.
+    """
+    for name, texts in (("prompts", prompts), ("stop", stop)):
+        if isinstance(texts, str):  # whose letters would each be one
+            raise InputError(f"{name} {shown(texts)} must be a list of texts, e.g. [{shown(texts)}]")
     if not all(stop):
         raise InputError("an empty stop would end every text at once; leave it out")
-    texts = [Text(tokenizer, stop) for _ in prompts]
-    rows = [np.array([tokenizer.separator], np.int32) if not prompt else tokenizer.encode(prompt) for prompt in prompts]
+    rows = [_encoded(tokenizer, prompt) for prompt in prompts]
     found = next_tokens(model, rows, tokens=tokens, sampling=sampling, seed=seed, vocab_size=tokenizer.vocab_size)
+    return _pieces([Text(tokenizer, stop) for _ in rows], found, tokens)
+
+
+def _encoded(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
+    if not isinstance(prompt, str):
+        raise InputError(f"prompt {shown(prompt)} must be text")
+    if not prompt:
+        return np.array([tokenizer.separator], np.int32)
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # of a command line, bytes that are no UTF-8
+        raise InputError(
+            f"prompt {shown(prompt)} is not text: character {error.start + 1} is half of one; leave it out"
+        ) from None
+    return tokenizer.encode(prompt)
+
+
+def _pieces(texts: list[Text], found: Iterator[np.ndarray], tokens: int) -> Iterator[list[str]]:
     for number, new in enumerate(found, 1):
         pieces = [text.add(int(token)) for text, token in zip(texts, new, strict=True)]
         yield pieces if number < tokens else [piece + text.rest() for piece, text in zip(pieces, texts, strict=True)]
@@ -95,11 +120,12 @@ def next_tokens(
         (prompts,) int32: the next token of each. The step after it is under way by then.
     """
     sampling.validate()
-    if tokens < 1:
-        raise InputError(f"tokens {tokens} must be at least 1; nearest: 1")
+    if not isinstance(tokens, Integral) or tokens < 1:
+        raise InputError(f"tokens {shown(tokens)} must be a whole number, at least 1; nearest: 1")
     if not prompts or not all(map(len, prompts)):
         raise InputError("a prompt holds no tokens; give at least one")
-    vocab_size = model.config.vocab_size if vocab_size is None else vocab_size
+    most = model.config.vocab_size
+    vocab_size = most if vocab_size is None else min(vocab_size, most)  # a converted model may have fewer than GPT-2
     largest = max(int(np.max(prompt)) for prompt in prompts)
     if largest >= vocab_size or min(int(np.min(prompt)) for prompt in prompts) < 0:
         raise InputError(f"a prompt holds token {largest}, outside the vocabulary of {vocab_size}")

@@ -1,12 +1,17 @@
 """The next token, drawn from its logits."""
 
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from ddl_jax.config.rules import LARGEST_FLOAT, shown
 from ddl_jax.errors import InputError
+
+SMALLEST = 1e-37  # a float32 that is not rounded to 0, nor its inverse to infinity
+KINDS = {"temperature": Real, "top_k": Integral | None, "top_p": Real | None}
 
 
 class Sampling(NamedTuple):
@@ -24,6 +29,11 @@ class Sampling(NamedTuple):
 
     def validate(self) -> None:
         """Raises InputError on a broken rule."""
+        for name, kind in KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                whole = "whole " if name == "top_k" else ""
+                raise InputError(f"{name} {shown(value)} must be a {whole}number")
         if not 0 <= self.temperature < float("inf"):
             raise InputError(f"temperature {self.temperature} must be at least 0 and finite; nearest: 0")
         if self.top_k is not None and self.top_k < 1:
@@ -45,7 +55,8 @@ def draw(logits: Float[Array, "batch vocab"], keys: Array, sampling: Sampling) -
     """
     if sampling.temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = logits / sampling.temperature
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)  # stays finite at the likeliest, however cold it is
+    logits = logits / min(max(sampling.temperature, SMALLEST), LARGEST_FLOAT)
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         least = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
         logits = jnp.where(logits < least, -jnp.inf, logits)
@@ -53,6 +64,6 @@ def draw(logits: Float[Array, "batch vocab"], keys: Array, sampling: Sampling) -
         ordered = jnp.sort(logits, axis=-1, descending=True)
         share = jax.nn.softmax(ordered, axis=-1)
         before = jnp.cumsum(share, axis=-1) - share  # of the likelier tokens; of the likeliest, 0
-        least = jnp.min(jnp.where(before < sampling.top_p, ordered, jnp.inf), axis=-1, keepdims=True)
+        least = jnp.min(jnp.where(before < max(sampling.top_p, SMALLEST), ordered, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits < least, -jnp.inf, logits)
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)

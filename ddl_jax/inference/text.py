@@ -6,6 +6,7 @@ from ddl_jax.data import Tokenizer
 
 UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character yet, or never
 LONGEST = 4  # bytes of a character
+WAITING = 64  # tokens that are decoded again at most, where no character ends
 
 
 class Text:
@@ -23,6 +24,7 @@ class Text:
         self._tokenizer, self._stop = tokenizer, tuple(stop)
         self._tokens: list[int] = []
         self._start = self._read = 0  # tokens before `_read` have become text; from `_start` on they are decoded again
+        self._given = 0  # characters after those tokens that were text already
         self._held = ""  # may be the beginning of a stop
         self.done = False
 
@@ -45,12 +47,22 @@ class Text:
     def _completed(self, last: bool = False) -> str:
         # With the tokens of the piece before: how one is written may depend on the one before it.
         before = self._tokenizer.decode(self._tokens[self._start : self._read])
-        text = self._tokenizer.decode(self._tokens[self._start :])
+        text = self._tokenizer.decode(self._tokens[self._start :])[len(before) :]
+        # Only the end may still become a character: what is broken before it stays so.
         waiting = len(self._tokens) - self._read
-        if not last and text.endswith(UNFINISHED) and waiting < LONGEST:
-            return ""
-        self._start, self._read = self._read, len(self._tokens)
-        return text[len(before) :]
+        unfinished = 0 if last else len(text) - len(text.rstrip(UNFINISHED))
+        if waiting >= LONGEST:
+            unfinished = min(unfinished, LONGEST - 1)
+        ready = text[: len(text) - unfinished]
+        new = ready[self._given :]
+        self._given = max(self._given, len(ready))
+        if not unfinished:
+            self._start, self._read, self._given = self._read, len(self._tokens), 0
+        elif waiting >= WAITING:
+            cut = len(self._tokens) - LONGEST**2
+            passed = len(self._tokenizer.decode(self._tokens[self._start : cut])) - len(before)
+            self._start, self._read, self._given = self._read, cut, max(self._given - passed, 0)
+        return new
 
     def _until_stop(self, text: str) -> str:
         text = self._held + text

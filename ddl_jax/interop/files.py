@@ -87,8 +87,14 @@ def _read_npz(path: Path) -> Weights:
         tensors = {name.removeprefix(PARAMETER): file[name] for name in names}
         about = _mapping(str(file["config"])) if "config" in file.files else {}
     if "variant" in about:
-        return Weights(about["config"], tensors, about["variant"])
+        return _described(about["config"], tensors, about["variant"])
     return Weights(about or None, tensors, None)
+
+
+def _described(options: Any, tensors: dict[str, np.ndarray], variant: Any) -> Weights:
+    if not isinstance(options, dict) or not isinstance(variant, str):
+        raise ValueError(f"it says variant {variant!r} and options {options!r}, not a name and an object")
+    return Weights(options, tensors, variant)
 
 
 def _read_safetensors(path: Path) -> Weights:
@@ -128,11 +134,15 @@ def write_weights(path: Path, weights: Weights) -> None:
                 np.savez(file, config=about, **{PARAMETER + name: array for name, array in weights.tensors.items()})
         else:
             _require_library()
+            from safetensors import SafetensorError
             from safetensors.numpy import save_file
 
             # "pt" is what transformers asks for before it reads a file.
             about = {"format": "pt", "variant": weights.variant, "options": options}
-            save_file(weights.tensors, partial, metadata=about)
+            try:
+                save_file(weights.tensors, partial, metadata=about)
+            except SafetensorError as error:  # of a full disk, too
+                raise OSError(str(error)) from None
         write_atomically(path.with_suffix(".json"), options + "\n")
         shutil.copymode(path.with_suffix(".json"), partial)  # safetensors lets nobody else read its files
         os.replace(partial, path)

@@ -40,21 +40,21 @@ def from_official(
 
     Raises:
         InputError: an option that is unknown or not supported; a tensor that is missing, not used, of another shape, or
-            not of floating-point numbers; a head that is not tied.
+            not of finite floating-point numbers; a head that is not tied.
     """
     variant = known_variant(variant)
     settings = configuration(read_options(config, variant), variant)
     settings = dataclasses.replace(settings, compute_dtype=compute_dtype, state_dtype=state_dtype).resolve()
-    tensors = {name: _floating(name, tensor) for name, tensor in tensors.items()}
+    dtype = widest()
+    tensors = {name: _finite(name, tensor, dtype) for name, tensor in tensors.items()}
     require_complete(tensors, settings)
     placed = {place.path: place for place in places(settings)}
     graph, parameters = nnx.split(nnx.eval_shape(lambda: Transformer(settings, rngs=nnx.Rngs(0))))
-    dtype = widest()
 
     def filled(path, parameter):
         array = placed[_dotted(path)].parameter(tensors)
         assert array.shape == parameter.shape, path
-        return parameter.replace(jnp.asarray(array, dtype))
+        return parameter.replace(jnp.asarray(array))
 
     return nnx.merge(graph, jax.tree.map_with_path(filled, parameters, is_leaf=_is_parameter))
 
@@ -85,10 +85,14 @@ def to_official(model: Transformer) -> tuple[dict[str, Any], dict[str, np.ndarra
     return given, tensors, variant
 
 
-def _floating(name: str, tensor: np.ndarray) -> np.ndarray:
+def _finite(name: str, tensor: np.ndarray, dtype: str) -> np.ndarray:
     array = np.asarray(tensor)
     if not jnp.issubdtype(array.dtype, jnp.floating):
         raise InputError(f"{name} has dtype {array.dtype}, but has to be of floating-point numbers")
+    with np.errstate(over="ignore"):  # said below
+        array = array.astype(dtype, copy=False)
+    if not np.isfinite(array).all():
+        raise InputError(f"{name} holds numbers that are not finite as {array.dtype}; convert weights without any")
     return array
 
 

@@ -1,6 +1,7 @@
 """Checkpoints: saved in the background, restored from the newest that can be read, by others without a trace."""
 
 from collections.abc import Callable
+import inspect
 import logging
 from pathlib import Path
 import shutil
@@ -35,7 +36,9 @@ def _not_an_abandoned_task(record: logging.LogRecord) -> bool:
 
 
 def _without_closed_loops(unraisable) -> None:
-    if "Event loop is closed" not in str(unraisable.exc_value):
+    # What one array could not be read for is said; the reading of others was given up, and says it again as it goes.
+    given_up = inspect.iscoroutine(unraisable.object) and "orbax" in unraisable.object.cr_code.co_filename
+    if not given_up and "Event loop is closed" not in str(unraisable.exc_value):
         _without_closed_loops.otherwise(unraisable)
 
 

@@ -383,7 +383,8 @@ def test_a_folder_in_use_or_of_someone_else_is_refused(tmp_path):
     run(settings(tmp_path, "theirs"))
     run(settings(tmp_path, "new"))
     assert files(tmp_path / "theirs") == files(tmp_path / "new")
-    assert "is not a folder" in refusal(settings(tmp_path, "a.jsonl"))
+    for out in ("a.jsonl", "a.jsonl/below"):
+        assert "is not a folder; use another folder" in refusal(settings(tmp_path, out))
     nowhere = dataclasses.replace(settings(tmp_path), out="/proc/1/out")
     assert "cannot be written: " in refusal(nowhere)
 

@@ -167,7 +167,11 @@ def test_eight_devices_give_the_numbers_of_one(run_of_eight, capsys, tasks):
 REFUSED = {
     "no run": ([], "--run is missing; name the run_dir"),
     "no folder": (["--run", "nowhere"], "run_dir 'nowhere' is not a folder"),
-    "batches": (["--run", "x", "--batches", "0"], "--batches '0' must be a whole number, at least 1; nearest: 1"),
+    "batches": (
+        ["--run", "x", "--batches", "0"],
+        "--batches '0' must be a whole number from 1 to 999999999; nearest: 1",
+    ),
+    "many batches": (["--run", "x", "--batches", "9" * 5000], "from 1 to 999999999; nearest: 999999999"),
     "batch size": (["--run", "x", "--batch-size", "many"], "--batch-size 'many' must be a whole number"),
     "shots": (["--run", "x", "--tasks", "a", "--num-fewshot", "-1"], "--num-fewshot '-1' must be"),
     "no names": (["--run", "x", "--tasks", ","], "names no task"),
@@ -193,6 +197,14 @@ def test_a_local_data_set_that_is_gone(run_of_eight, tasks):
     with pytest.raises(InputError, match="--tasks 'gone' cannot be loaded: .*gone.jsonl") as refused:
         evaluate.main([*arguments, "--tasks", "toy,gone"])
     assert "\n" not in str(refused.value)
+
+
+def test_a_task_that_is_none_is_not_told_all_thousands():
+    from ddl_jax.evaluation.tasks import _meant
+
+    known = ["glue", "semantic_meaning", "sciq"]
+    assert _meant("glue2", known) == "; did you mean 'glue'?"
+    assert _meant("zqzqzq", known) == "; https://github.com/EleutherAI/lm-evaluation-harness lists them"
 
 
 def test_too_many_solved_examples_and_a_task_named_twice(run_of_eight, tasks):
@@ -250,6 +262,13 @@ def test_the_papers_columns_and_rows(run, capsys):
     assert cc_later[1:] == [f"{figure:.2f}" for figure in accuracies("small", 1)["cc"].values()]
     show(paper_result(run.config.model), run.config.model)
     assert "No published rows beside it" in capsys.readouterr().out
+
+
+def test_names_are_printed_as_they_are(run, capsys):
+    result = {"run": "runs/[red]a[/b]", "step": 8, "validation_loss": None, "tasks": {"[bold]toy": {"acc": 0.5}}}
+    show(result, run.config.model)
+    shown = capsys.readouterr().out
+    assert shown.startswith("runs/[red]a[/b], step 8\n") and "[bold]toy" in shown
 
 
 def test_the_eight_tasks_are_the_papers_columns_in_order():

@@ -4,6 +4,7 @@ from lm_eval.api.instance import Instance
 import numpy as np
 import pytest
 
+from ddl_jax.errors import InputError
 from ddl_jax.evaluation import harness
 from ddl_jax.evaluation.devices import on_all_devices
 from ddl_jax.evaluation.harness import HarnessModel
@@ -40,6 +41,14 @@ def test_the_likelihood_of_a_continuation(run, model):
         scored = len(encoded(continuation)) + (context == "trailing ")  # the space is predicted, too
         expected = direct(run, encoded(context + continuation), scored)
         assert logprob == pytest.approx(expected.logprob, rel=CLOSE) and greedy == expected.greedy
+
+
+def test_a_model_for_fewer_tokens_than_the_tokenizer_has_is_refused(run):
+    class Larger(type(run.tokenizer)):
+        vocab_size = 50257
+
+    with pytest.raises(InputError, match="the tokenizer's vocabulary, 50257, is larger than the model's"):
+        HarnessModel(run._replace(tokenizer=Larger()))
 
 
 def test_the_answers_come_in_the_order_of_the_questions(run, model):

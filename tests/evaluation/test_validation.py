@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddl_jax.evaluation import validate
+from ddl_jax.evaluation import Validation, validate
 
 
 class Batch(NamedTuple):
@@ -29,3 +29,8 @@ def test_of_a_uniform_model_over_bytes_it_is_eight_bits():
     targets = np.arange(256).reshape(1, -1)
     result = validate(lambda batch: 256 * math.log(256), [Batch(targets, targets)], np.ones(256, int))
     np.testing.assert_allclose([result.loss, result.bits_per_byte], [math.log(256), 8.0])
+
+
+def test_the_perplexity_of_a_very_bad_model_is_infinite():
+    assert Validation(2.0, 1.0, 1).perplexity == math.exp(2.0)
+    assert Validation(1e3, 1.0, 1).perplexity == math.inf

@@ -73,14 +73,30 @@ def test_a_stop_ends_its_own_row_and_all_stops_end_the_work(model):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    ({"tokens": 0}, "tokens 0 must be at least 1"),
+    ({"tokens": 0}, "tokens 0 must be a whole number, at least 1"),
+    ({"tokens": "8"}, "tokens '8' must be a whole number, at least 1"),
     ({"prompts": []}, "a prompt holds no tokens"),
     ({"prompts": [np.array([257])]}, "a prompt holds token 257, outside the vocabulary of 257"),
+    ({"prompts": [np.array([320])], "vocab_size": 50257}, "a prompt holds token 320, outside the vocabulary of 320"),
     ({"sampling": Sampling(top_p=2.0)}, "top_p 2.0"),
 ])  # fmt: skip
 def test_bad_arguments(model, arguments, message):
     with pytest.raises(InputError, match=message):
         next(next_tokens(model, **{"prompts": [np.array([1])], "tokens": 5, "vocab_size": 257} | arguments))
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ({"tokens": 0}, "tokens 0 must be a whole number, at least 1"),
+    ({"tokens": "8"}, "tokens '8' must be a whole number, at least 1"),
+    ({"prompts": "ab"}, r"prompts 'ab' must be a list of texts, e.g. \['ab'\]"),
+    ({"prompts": [None]}, "prompt null must be text"),
+    ({"stop": "ab"}, "stop 'ab' must be a list of texts"),
+    ({"stop": ["a", ""]}, "an empty stop"),
+    ({"prompts": ["a", "b\udcff"]}, r"prompt 'b\\udcff' is not text: character 2 is half of one"),
+])  # fmt: skip
+def test_a_stream_refuses_before_it_begins(model, arguments, message):
+    with pytest.raises(InputError, match=message):
+        stream(model, ByteTokenizer(), **{"prompts": ["a"]} | arguments)
 
 
 def test_the_command_writes_the_text_and_says_how_fast(run_of_eight, capsys):
@@ -98,6 +114,9 @@ def test_the_command_writes_the_text_and_says_how_fast(run_of_eight, capsys):
     assert dispatch([*arguments, "--prompt", "x", "--skip-below", "2"]) == 0
     skipped = capsys.readouterr().out
     assert "[1] abc" in skipped and "[2] x" in skipped
+    with pytest.raises(InputError, match="tokens 0"):
+        dispatch([*arguments, "--tokens", "0"])
+    assert capsys.readouterr().out == ""
     assert found["results"][0]["text"] not in skipped  # no edit at all: another text
 
 

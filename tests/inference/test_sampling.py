@@ -38,6 +38,9 @@ def expected(kept, temperature=1.0):
     (Sampling(top_p=1e-9), expected(SHARES >= 0.4)),
     (Sampling(0.0), expected(SHARES >= 0.4)),
     (Sampling(1e-6), expected(SHARES >= 0.4)),
+    (Sampling(1e-300), expected(SHARES >= 0.4)),
+    (Sampling(1e300), np.full(5, 0.2)),
+    (Sampling(top_p=1e-300), expected(SHARES >= 0.4)),
 ])  # fmt: skip
 def test_each_token_is_drawn_as_often_as_it_should(sampling, share):
     found = shares(sampling)
@@ -57,6 +60,9 @@ def test_a_row_is_drawn_by_its_own_key():
 @pytest.mark.parametrize("sampling, message", [
     (Sampling(-1.0), "temperature -1.0 must be at least 0"),
     (Sampling(float("nan")), "temperature nan"),
+    (Sampling(None), "temperature null must be a number"),
+    (Sampling(top_k=1.5), "top_k 1.5 must be a whole number"),
+    (Sampling(top_p="1e-1"), "top_p '1e-1' must be a number"),
     (Sampling(top_k=0), "top_k 0 must be at least 1; nearest: 1"),
     (Sampling(top_p=0.0), "top_p 0.0 must lie in"),
     (Sampling(top_p=1.5), "top_p 1.5 must lie in"),

@@ -39,6 +39,16 @@ def test_bytes_that_never_make_a_character_do_not_hold_up_the_text():
     assert row.rest() == "\ufffd"
 
 
+def test_a_character_after_broken_ones_is_whole():
+    for broken in ("\ufffd".encode(), b"\xa2\xa2\xa2", b"\xf0\x9f", b"\xff" * 200):
+        for character in "é漢🎉":
+            data = broken + character.encode() + b"."
+            row = Text(BYTES)
+            found = [row.add(byte) for byte in data]
+            assert "".join(found) == data.decode(errors="replace")
+            assert max(map(len, found)) <= 3, "what is broken for good does not wait"
+
+
 def test_a_stop_ends_the_text_and_is_no_part_of_it():
     found, row = pieces("one. two\n\nthree", stop=["\n\n", "three"])
     assert "".join(found) == "one. two"
@@ -75,3 +85,20 @@ class Pieces:
 def test_a_piece_is_written_as_it_is_after_the_one_before():
     row = Text(Pieces())
     assert [row.add(n) for n in (1, 2, 3)] == ["w1", " w2", " w3"]
+
+
+class Fallback:
+    """A tokenizer of which a run of bytes is text as a whole or not at all, as sentencepiece's are for rare letters."""
+
+    separator, vocab_size = 256, 257
+
+    def decode(self, tokens):
+        try:
+            return bytes(np.asarray(tokens, np.uint8)).decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(tokens)
+
+
+def test_a_character_is_not_taken_back_while_the_next_one_comes():
+    row = Text(Fallback())
+    assert [row.add(byte) for byte in "é🎉".encode()] == ["", "é", "", "", "", "🎉"]

@@ -8,7 +8,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ddl_jax import Config, load_run
@@ -89,6 +89,12 @@ def test_bfloat16_and_keyword_arguments_from_a_file_of_their_own(tmp_path, besid
     assert_same(load_run(tmp_path / "run").model, from_official(OPTIONS, tensors, VARIANT))
 
 
+def test_a_converted_model_holds_out_no_text(tmp_path, capsys):
+    assert convert(golden(tmp_path / "in.npz"), "--run", tmp_path / "run") == 0
+    with pytest.raises(InputError, match="was converted and has not been trained here: it holds out no text; --no-va"):
+        dispatch(["evaluate", "--run", str(tmp_path / "run")])
+
+
 def test_gpt2_is_the_tokenizer_of_a_vocabulary_that_holds_it(tmp_path):
     options = OPTIONS | {"vocab_size": 50304}
     tensors = official.random_tensors(VARIANT, options)
@@ -141,6 +147,11 @@ REFUSED = {
     "damaged": (["damaged.safetensors", "--run", "new"], "damaged.safetensors is damaged or no .safetensors file: "),
     "options": (["in.npz", "--run", "new", "--official-config", "list.json"], "list.json is damaged or no .json file"),
     "tensor": (["short.npz", "--run", "new"], "the official tensors do not fit the options; missing: ln_f.weight"),
+    "beside": (
+        ["beside.npz", "--run", "new", "--variant", VARIANT],
+        "official.hiden_size is not an option; did you mean 'hidden_size'? (Keyword arguments from beside.json)",
+    ),
+    "described": (["described.npz", "--run", "new"], "described.npz is damaged or no .npz file: it says variant 5"),
     "bpe": (["in.npz", "--run", "new", "--tokenizer", "bpe"], "--tokenizer bpe is trained on text"),
     "tokenizer": (["in.npz", "--run", "a/new", "--tokenizer", "no.json"], "data.tokenizer 'no.json' is not a file"),
     "to": (["--run", "full", "--to", "x.npz", "--variant", "cc"], "--variant does not apply with --to; remove it"),
@@ -164,6 +175,9 @@ def folder(tmp_path, monkeypatch):
     about = json.dumps({"variant": VARIANT, "config": OPTIONS})
     np.savez("short.npz", config=about, **{f"param/{n}": a for n, a in TENSORS.items() if n != "ln_f.weight"})
     (tmp_path / "list.json").write_text("[]")
+    np.savez("beside.npz", **TENSORS)
+    (tmp_path / "beside.json").write_text('{"hiden_size": 12}')
+    np.savez("described.npz", config='{"variant": 5, "config": 3}')
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     return tmp_path
@@ -175,8 +189,8 @@ def test_what_cannot_be_used_is_said_in_one_line_and_leaves_nothing_behind(folde
     before = sorted(folder.rglob("*"))
     assert convert(*arguments) == 2
     said = capsys.readouterr()
-    errors = [line for line in said.err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and errors[0].startswith(f"error: {message}") and said.err.endswith(f"{errors[0]}\n")
+    (line,) = said.err.splitlines()
+    assert line.startswith(f"error: {message}")
     assert said.out == "" and "Traceback" not in said.err
     assert sorted(folder.rglob("*")) == before
 
@@ -190,4 +204,19 @@ def test_what_cannot_be_written_leaves_nothing_behind(folder, capsys, monkeypatc
     assert convert("in.npz", "--run", "deep/er") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("failed: ") and line.endswith("No space left on device")
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_weights_that_cannot_be_written_leave_nothing_behind(folder, capsys, monkeypatch):
+    assert convert("in.npz", "--run", "run") == 0
+
+    def full(tensors, path, metadata):
+        path.write_bytes(b"the beginning")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    before = sorted(folder.rglob("*"))
+    capsys.readouterr()
+    assert convert("--run", "run", "--to", "out.safetensors") == 1
+    assert capsys.readouterr() == ("", "failed: I/O error: No space left on device (os error 28)\n")
     assert sorted(folder.rglob("*")) == before

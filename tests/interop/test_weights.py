@@ -207,6 +207,9 @@ def test_tensors_that_are_no_numbers_and_heads_that_are_not_tied_are_refused():
         from_official(TINY, tensors | {"lm_head.weight": head}, "cc")
     with pytest.raises(InputError, match="ln_f.weight has dtype int64, but has to be of floating-point"):
         from_official(TINY, tensors | {"ln_f.weight": np.ones(12, np.int64)}, "cc")
+    for number in (np.nan, 1e300):
+        with pytest.raises(InputError, match="ln_f.weight holds numbers that are not finite as float32"):
+            from_official(TINY, tensors | {"ln_f.weight": np.full(12, number)}, "cc")
 
 
 def test_the_value_of_a_constant_may_be_left_out():
