@@ -168,10 +168,7 @@ def test_signals_to_it_and_its_processes(tmp_path, capsys):
     def signalled(number: int) -> tuple[int, str]:
         """Once more is recorded, the signal goes to all processes, as from a terminal or a scheduler; or kills one."""
         before = recorded()
-        process = subprocess.Popen(
-            command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
-        )  # fmt: skip
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
         wait_for(lambda: recorded() != before, "nothing is recorded")
         (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
         _, err = process.communicate(timeout=60)
