@@ -28,7 +28,7 @@ import jsonargparse
 from ddl_jax.config import Config
 from ddl_jax.config.files import fields, from_settings, load_file, overlay, similar_names, typed_settings
 from ddl_jax.config.rules import shown
-from ddl_jax.errors import InputError, is_out_of_memory
+from ddl_jax.errors import InputError, RunError, is_out_of_memory
 from ddl_jax.stop import interruptible
 
 
@@ -188,15 +188,15 @@ def exit_code(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("stopped at once; what was saved before stays", file=sys.stderr)
         return 1
+    except (RunError, OSError) as error:
+        if not isinstance(error, BrokenPipeError):  # whoever reads the result has seen enough, as in `| head`
+            print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
+        _discard_output()
+        return 1
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         print(f"failed: out of memory ({' '.join(str(error).split())[:200]})", file=sys.stderr)
-        return 1
-    except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # whoever reads the result has seen enough, as in `| head`
-            print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
-        _discard_output()
         return 1
 
 

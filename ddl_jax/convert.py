@@ -5,7 +5,7 @@ import sys
 
 from ddl_jax.command_line import parse, plain_parser
 from ddl_jax.config.rules import plain
-from ddl_jax.errors import InputError, RunError
+from ddl_jax.errors import InputError
 from ddl_jax.interop.options import known_variant
 
 
@@ -34,11 +34,7 @@ def main(arguments: list[str]) -> int:
         raise InputError("--run is missing; name the run_dir to write, or with --to the one to read")
     if (options.file is None) == (options.to is None):
         raise InputError("give either FILE, official weights to read, or --to FILE, where to write them")
-    try:
-        return _from_official(options) if options.to is None else _to_official(options)
-    except (RunError, OSError) as error:
-        print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    return _from_official(options) if options.to is None else _to_official(options)
 
 
 def _say(text: str) -> None:

@@ -12,27 +12,23 @@ from ddl_jax.command_line import attribute_docs, parse, plain_parser
 from ddl_jax.config.preparation import PreparationConfig
 from ddl_jax.config.rules import shown
 from ddl_jax.duration import duration
-from ddl_jax.errors import InputError, RunError
+from ddl_jax.errors import InputError
 from ddl_jax.stop import StopRequest
 
 SAID_EVERY = 10.0  # seconds, where nobody watches a progress bar
-DONE, FAILED, STOPPED = 0, 1, 3
+DONE, STOPPED = 0, 3
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the command; returns its exit code: 0 done, 1 writing failed, 3 stopped on request."""
+    """Runs the command; returns its exit code: 0 done, 3 stopped on request."""
     with StopRequest() as stop:
         options = parse(_parser(), arguments)
         config = _read(options)
         from ddl_jax.data.preparation import prepare_shards  # after parsing, so that a mistake is reported at once
 
         begun = time.monotonic()
-        try:
-            with _Display() as display:
-                index = prepare_shards(config, lambda: bool(stop), display.report)
-        except (RunError, OSError) as error:
-            print(f"failed: {' '.join(str(error).split())}", file=sys.stderr)
-            return FAILED
+        with _Display() as display:
+            index = prepare_shards(config, lambda: bool(stop), display.report)
     if index is None:
         print(f"stopped; the same command goes on in {config.out}", file=sys.stderr)
         return STOPPED
