@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ddl_jax.cache import Cache, first, following
+from ddl_jax.config.residual import HYPER
 from ddl_jax.parameters import at
 from ddl_jax.residual import DeltaStream
 from tests.quick import QUICK
@@ -211,6 +212,11 @@ def test_diagnostics_say_what_the_write_does(name):
     if config.kind in ("additive", "additive_expanded"):
         assert found == {}
         return
+    if config.kind in HYPER:
+        assert set(found) == {"mixing_distance"}
+        assert found["mixing_distance"].shape == (SUBLAYERS, BATCH, TOKENS)
+        assert np.all(found["mixing_distance"] > 1e-2)  # generic parameters mix
+        return
     assert set(found) == {"gate", "rho", "discrepancy_before", "discrepancy_after"}
     assert all(values.shape == (SUBLAYERS, BATCH, TOKENS) for values in found.values())
     assert np.all((found["gate"] > 0) & (found["gate"] < 2))
@@ -240,7 +246,7 @@ def test_the_state_keeps_its_dtype_and_shape_at_every_layer(name, dtype):
         assert (result.shape, result.dtype) == ((BATCH, TOKENS, WIDTH), dtype)
 
 
-@pytest.mark.parametrize("name", ["delta", "delta V4 token", "official", "write_only", "additive_expanded"])
+@pytest.mark.parametrize("name", ["delta", "delta V4 token", "official", "write_only", "additive_expanded", "mhc"])
 def test_a_bfloat16_state_costs_its_rounding_and_no_more(name):
     """Every read, edit and pool is computed in float32: only the stored state and reads are rounded."""
     embedding = jax.random.normal(jax.random.key(2), (BATCH, TOKENS, WIDTH))
