@@ -55,7 +55,7 @@ STREAMS: dict[str, ResidualConfig] = {
     "hyper_connections static": ResidualConfig(kind="hyper_connections", dynamic=False),
     "hyper_connections static V2": ResidualConfig(kind="hyper_connections", value_channels=2, dynamic=False),
     "mhc": ResidualConfig(kind="mhc"),
-    "mhc V2": ResidualConfig(kind="mhc", value_channels=2),
+    "mhc V3": ResidualConfig(kind="mhc", value_channels=3),
 }
 
 

@@ -32,7 +32,7 @@ CASES = {
     "official": TENSOR,
     "write_only attention": {"data": 4, "fsdp": 2},
     "hyper_connections V2": {"data": 2, "tensor": 2, "fsdp": 2},
-    "mhc V2": TENSOR,
+    "mhc V3": TENSOR,
 }
 
 
