@@ -46,7 +46,7 @@ LOCAL = (
     *(f"distributed.{field.name}" for field in dataclasses.fields(DistributedConfig)),
 )
 # Newer than the first runs, whose config.yaml lacks them: what these keys are by default is what those runs did.
-NEWER = ("model.head_norm", "model.output_gate", "model.logit_base_width")
+NEWER = ("model.head_norm", "model.output_gate", "model.logit_base_width", "model.residual.dynamic")
 # Settled when a run starts; these values ask for whatever that was.
 SETTLED = {"model.vocab_size": None, "model.compute_dtype": "auto", "model.state_dtype": "auto"}
 

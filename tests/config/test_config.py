@@ -65,27 +65,44 @@ BROKEN_RULES = [
         {R + "kind": "plain"},
         f"{R}kind 'plain' must be one of additive, additive_expanded, write_only, delta, hyper_connections, mhc",
     ),
-    ({R + "kind": ["delta"]}, f"{R}kind ['delta'] must be one of additive, additive_expanded, write_only, delta,"),
+    (
+        {R + "kind": ["delta"]},
+        f"{R}kind ['delta'] must be one of additive, additive_expanded, write_only, delta, hyper_connections, mhc",
+    ),
     (
         {R + "kind": "hyper_connections", R + "reader": "channel"},
-        f"{R}reader 'channel' does not apply: kind 'hyper_connections' reads its streams by matrices of its own; remove",
+        f"{R}reader 'channel' does not apply: kind 'hyper_connections' reads its streams by matrices of its own; "
+        "remove it",
     ),
     (
         {R + "kind": "hyper_connections", R + "shared_reader": False},
-        f"{R}shared_reader false does not apply: kind 'hyper_connections' reads its streams by matrices of its own",
+        f"{R}shared_reader false does not apply: kind 'hyper_connections' reads its streams by matrices of its own; "
+        "remove it",
     ),
     (
         {R + "kind": "mhc", R + "backward": "reversible"},
         f"{R}backward 'reversible' does not apply: kind 'mhc' has no gate, value or direction; remove it",
     ),
-    ({R + "kind": "mhc", R + "gate.hidden": 4}, f"{R}gate.hidden 4 does not apply: kind 'mhc' has no gate, value or"),
+    (
+        {R + "kind": "mhc", R + "gate.hidden": 4},
+        f"{R}gate.hidden 4 does not apply: kind 'mhc' has no gate, value or direction; remove it",
+    ),
     (
         {R + "kind": "mhc", R + "expansion": "convolution"},
         f"{R}expansion 'convolution' must be 'repeat' with kind 'mhc', whose streams start as copies of the embedding",
     ),
-    ({R + "kind": "mhc", R + "value_channels": 1}, f"{R}value_channels 1 must be at least 2 with kind 'mhc': a stream"),
-    ({R + "kind": "mhc", R + "kernel": "pallas"}, f"{R}kernel 'pallas' does not apply: kind 'mhc' has no kernels; use"),
-    ({R + "kind": "mhc", R + "dynamic": True}, f"{R}dynamic true does not apply: kind is 'mhc', not"),
+    (
+        {R + "kind": "mhc", R + "value_channels": 1},
+        f"{R}value_channels 1 must be at least 2 with kind 'mhc': a stream alone has nothing to mix with; nearest: 2",
+    ),
+    (
+        {R + "kind": "mhc", R + "kernel": "pallas"},
+        f"{R}kernel 'pallas' does not apply: kind 'mhc' has no kernels; use 'auto'",
+    ),
+    (
+        {R + "kind": "mhc", R + "dynamic": True},
+        f"{R}dynamic true does not apply: kind is 'mhc', not 'hyper_connections'; remove it",
+    ),
     ({R + "dynamic": False}, f"{R}dynamic false does not apply: kind is 'delta', not 'hyper_connections'; remove it"),
     ({R + "preset": None}, f"{R}preset null must be one of paper, official_code"),
     (

@@ -159,8 +159,9 @@ def test_every_parameter_has_a_gradient_in_every_entry(name):
     found = observed(name)
     for path, gradient in zip(found["paths"], jax.tree.leaves(found["gradient"]), strict=True):
         if STREAMS[name].kind == "mhc" and "mixing" in path:
-            # The first M_res mixes copies, and its rows sum to 1; the last comes before the sum, as do its columns.
-            assert np.max(np.abs(gradient[[0, -1]])) < 1e-5 * np.linalg.norm(gradient)
+            # The last M_res comes before the sum over streams, and its columns sum to 1. The first mixes copies, and
+            # its rows sum to 1 as closely as Sinkhorn's rounds bring them.
+            assert np.max(np.abs(gradient[-1])) < 1e-5 * np.linalg.norm(gradient)
             gradient = gradient[1:-1]
         # Generic inputs: an exact zero, a NaN or a rounding-sized number is an entry that takes no part.
         assert np.all(np.abs(gradient) > 1e-9), f"{path} has dead entries"

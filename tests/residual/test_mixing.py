@@ -1,5 +1,7 @@
 """Hyper-connections and mHC: their equations, written out once more in NumPy, and where they start."""
 
+import functools
+
 from flax import nnx
 import jax
 import jax.numpy as jnp
@@ -106,17 +108,16 @@ def tokens():
 
 def logits(residual):
     made = model(residual)
-    # Ten times the embedding: with 0.02 the plain state is so small that the norms' ε counts, and n times as large here.
-    made.embedding[...] = 10 * made.embedding[...]
+    # A larger embedding: beside that drawn the last norm's ε counts, and less so beside a sum of n such streams.
+    made.embedding[...] = 100 * made.embedding[...]
     return np.asarray(jax.jit(lambda model: model(tokens()), compiler_options=QUICK)(made))
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.parametrize("channels", [1, 2, 4])
+@pytest.mark.parametrize("channels, dynamic", [(1, True), (2, False), (4, True)])
 def test_hyper_connections_start_as_the_plain_transformer(channels, dynamic):
     plain = logits(ResidualConfig(kind="additive"))
     found = logits(ResidualConfig(kind="hyper_connections", value_channels=channels, dynamic=dynamic))
-    np.testing.assert_allclose(found, plain, atol=1e-3 * np.abs(plain).max())
+    np.testing.assert_allclose(found, plain, atol=1e-5 * np.abs(plain).max())
 
 
 def test_sublayers_start_with_streams_in_turn():
@@ -126,13 +127,13 @@ def test_sublayers_start_with_streams_in_turn():
     np.testing.assert_array_equal(stream.readers.static[...], np.eye(3)[[0, 1, 2, 0, 1]])
 
 
-@pytest.mark.parametrize("channels", [2, 4, 8])
+@pytest.mark.parametrize("channels", [2, 8])
 def test_the_mean_over_the_streams_of_mhc_starts_as_a_plain_residual(channels):
-    stream = DeltaStream(ResidualConfig(kind="mhc", value_channels=channels), width=4, sublayers=9, rngs=nnx.Rngs(0))
+    stream = DeltaStream(ResidualConfig(kind="mhc", value_channels=channels), width=4, sublayers=3, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     state = jnp.asarray(rng.standard_normal((2, 3, channels, 4)), jnp.float32)
     h = jnp.asarray(rng.standard_normal((2, 3, 4)), jnp.float32)
-    for i in range(9):
+    for i in range(3):
         written = stream.write(state, h, h, h, i)
         np.testing.assert_allclose(jnp.mean(written, axis=2), jnp.mean(state, axis=2) + h, atol=1e-6)
         copies = jnp.broadcast_to(h[:, :, None], state.shape)
@@ -147,10 +148,9 @@ def test_sinkhorn_gives_a_doubly_stochastic_matrix_whatever_the_size_of_the_logi
     assert np.all(found > 0)
 
 
-@pytest.mark.parametrize("channels", [2, 4])
-def test_the_mixing_of_mhc_can_leave_the_identity(channels):
+def test_the_mixing_of_mhc_can_leave_the_identity():
     """Neither saturated nor, with equal streams, without effect: it has a gradient, and training moves it."""
-    graph, parameters = nnx.split(model(ResidualConfig(kind="mhc", value_channels=channels), layers=3))
+    graph, parameters = nnx.split(model(ResidualConfig(kind="mhc")))
 
     def loss(parameters):
         found = nnx.merge(graph, parameters)(tokens())[:, :-1]
@@ -162,7 +162,7 @@ def test_the_mixing_of_mhc_can_leave_the_identity(channels):
 
     optimizer = optax.adam(1e-2)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICK)
     def run(parameters):
         def step(carry, _):
             parameters, state = carry
