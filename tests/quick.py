@@ -10,10 +10,9 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 
 @contextlib.contextmanager
 def quick_compilation() -> Iterator[None]:
-    """All that is compiled inside is compiled fast, and none of it is used outside, where it may round otherwise."""
+    """All that is compiled inside is compiled fast. (None of it is used outside: the setting is part of jax's keys.)"""
     jax.config.update("jax_disable_most_optimizations", True)
     try:
         yield
     finally:
         jax.config.update("jax_disable_most_optimizations", False)
-        jax.clear_caches()

@@ -5,8 +5,8 @@ import pytest
 from tests.quick import quick_compilation
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def compile_fast():
-    """Most of the time would be compilation."""
+    """Most of the time would be compilation. (Of a package, it would last: tests of others come in between.)"""
     with quick_compilation():
         yield
