@@ -58,9 +58,12 @@ def curves(summary: Summary) -> dict[str, tuple[ReadingResult, Budget]]:
 
 
 def png(figure: "Figure") -> bytes:
-    """The figure as a PNG file, the same bytes whenever it is the same figure."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", metadata={"Software": None})
+    """The figure as a PNG file of few colours, a quarter of the size; the same bytes whenever it is the same figure."""
+    from PIL import Image
+
+    drawn, file = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png")
+    Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
     return file.getvalue()
 
 
@@ -103,28 +106,35 @@ def loss_figure(summary: Summary, reading: ReadingResult, budget: Budget) -> "Fi
     Returns:
         The figure: thin lines are seeds, thick ones means; None while no run has finished.
     """
+    from matplotlib.ticker import EngFormatter
+
     per_step = {arm: _per_step(summary, arm, budget) for arm in reading.arms if reading.arms[arm].curves}
     if not per_step:
         return None
     looks = _looks(summary)
-    figure, (upper, lower) = _figure(2, 8.2, sharex=True)
     lines = {arm: _lines(reading.arms[arm], scale) for arm, scale in per_step.items()}
     base = lines.get(summary.baseline, {})
-    drawn = {upper: [], lower: []}
-    for arm, by_seed in lines.items():
-        drawn[upper] += _draw(upper, list(by_seed.values()), looks[arm])
-        paired = [
-            _minus(line, base[seed]) for seed, line in by_seed.items() if seed in base and arm != summary.baseline
-        ]
-        drawn[lower] += _draw(lower, paired, looks[arm])
-    end = max(x[-1] for x, _ in drawn[upper])
-    for axes in (upper, lower):
-        _zoom(axes, drawn[axes], SHOWN_FROM * end, end)
-    upper.set_ylabel("validation loss, nats per token")
-    lower.axhline(0, color=BASELINE, linewidth=1.5, zorder=1)
-    lower.set_ylabel(f"loss minus that of {summary.baseline},\nsame seed")
-    lower.set_xlabel(AXES[budget])
-    upper.set_title(f"{reading.name}: thin lines are seeds, thick ones their means", fontsize=10, color=INK)
+    paired = {
+        arm: [_minus(line, base[seed]) for seed, line in by_seed.items() if seed in base]
+        for arm, by_seed in lines.items()
+        if arm != summary.baseline
+    }
+    pairs = any(paired.values())
+    figure, panels = _figure(2, 8.2, sharex=True) if pairs else _figure(1, 4.6)
+    shown = [{arm: list(by_seed.values()) for arm, by_seed in lines.items()}, paired]
+    end = max(x[-1] for by_seed in lines.values() for x, _ in by_seed.values())
+    for axes, by_arm in zip(panels, shown, strict=False):
+        for arm, found in by_arm.items():
+            _draw(axes, found, looks[arm])
+        _zoom(axes, [line for found in by_arm.values() for line in found], SHOWN_FROM * end, end)
+    panels[0].set_ylabel("validation loss, nats per token")
+    if pairs:
+        panels[1].axhline(0, color=BASELINE, linewidth=1.5, zorder=1)
+        panels[1].set_ylabel(f"loss minus that of {summary.baseline},\nsame seed")
+    panels[-1].set_xlabel(AXES[budget])
+    if budget != "seconds":
+        panels[-1].xaxis.set_major_formatter(EngFormatter())
+    panels[0].set_title(f"{reading.name}: thin lines are seeds, thick ones their means", fontsize=10, color=INK)
     _legend(figure, looks, list(lines))
     return figure
 
@@ -157,17 +167,15 @@ def _minus(line: Points, base: Points) -> Points:
     return x, y - PchipInterpolator(np.log(base_x), base_y)(np.log(np.maximum(at, base_x[0])))
 
 
-def _draw(axes: "Axes", lines: list[Points], look: dict) -> list[Points]:
-    """Thin lines and their thick mean where all have a point; returns what was drawn."""
-    lines = [line for line in lines if len(line[0])]
+def _draw(axes: "Axes", lines: list[Points], look: dict) -> None:
+    """Thin lines, and their thick mean where all have a point."""
     if not lines:
-        return []
+        return
     for x, y in lines:
         axes.plot(x, y, color=look["color"], linewidth=0.7, alpha=0.55)
     shared = sorted(set.intersection(*(set(x) for x, _ in lines)))
     mean = [float(np.mean([y[x == at][0] for x, y in lines])) for at in shared]
     axes.plot(shared, mean, color=look["color"], marker=look["marker"], markersize=5, linewidth=2.2)
-    return lines
 
 
 def _zoom(axes: "Axes", lines: list[Points], start: float, end: float) -> None:
@@ -196,9 +204,11 @@ def frontier_figure(summary: Summary) -> "Figure | None":
     if not any(filled for *_, filled in points):
         return None
     looks = _looks(summary)
+    times = [x for _, x, _, _ in points]
+    aside = 0.012 * (max(times) - min(times))  # for hollow marks, whose intervals would lie on those of filled ones
     figure, (upper, lower) = _figure(2, 8.2, sharex=True)
     for arm, x, result, filled in points:
-        _mark(upper, x, result.mean, result.t_interval, looks[arm], filled)
+        _mark(upper, x if filled else x + aside, result.mean, result.t_interval, looks[arm], filled)
     upper.step(
         *_front([(x, result.mean) for _, x, result, filled in points if filled]), where="post", color=PALE, zorder=0
     )
@@ -206,7 +216,7 @@ def frontier_figure(summary: Summary) -> "Figure | None":
         for one in reading.differences:
             if one.second == summary.baseline and one.n:
                 x = summary.arms[one.first].step_ratio
-                _mark(lower, x, one.mean, one.t_interval, looks[one.first], filled)
+                _mark(lower, x if filled else x + aside, one.mean, one.t_interval, looks[one.first], filled)
     lower.axhline(0, color=BASELINE, linewidth=1.5, zorder=1)
     lower.plot(summary.arms[summary.baseline].step_ratio, 0, markersize=7, **looks[summary.baseline])
     upper.set_ylabel("final validation loss, nats per token")
@@ -239,28 +249,28 @@ def differences_figure(summary: Summary) -> "Figure | None":
     """Paired differences of final loss, one panel for each reading.
 
     Returns:
-        The figure: small dots are seeds, diamonds means with 95 % t intervals; None while there is no pair.
+        The figure: small dots are seeds, diamonds means with 95 % t intervals, where there are two seeds; None while
+        there is no pair.
     """
     shown = [reading for reading in summary.readings if any(one.n for one in reading.differences)]
     if not shown:
         return None
     looks, count = _looks(summary), len(shown[0].differences)
-    figure, panels = _figure(len(shown), 0.9 + len(shown) * (0.75 + 0.33 * count), sharex=True)
+    figure, panels = _figure(len(shown), 0.9 + len(shown) * (0.85 + 0.33 * count), sharex=True)
     for axes, reading in zip(panels, shown, strict=True):
-        names = [tables.name(one) for one in reading.differences]
+        seeds = len(reading.seeds)
+        names = [tables.name(one) + (f" ({one.n} of {seeds})" if one.n < seeds else "") for one in reading.differences]
         for row, one in enumerate(reading.differences):
             color = looks[one.first]["color"]
             values = list(one.by_seed.values())
             axes.plot(values, np.full(len(values), row + 0.22), "o", color=color, markersize=4, alpha=0.6)
-            if one.t_interval is not None:
+            if one.t_interval is not None:  # of one seed there is no mean to show, either
                 axes.plot(one.t_interval, [row, row], color=color, linewidth=2)
-            if one.n:
                 axes.plot(one.mean, row, "D", color=color, markersize=6)
         axes.axvline(0, color=BASELINE, linewidth=1.5, zorder=1)
         axes.set_yticks(range(count), names)
         axes.set_ylim(count - 0.4, -0.6)
-        axes.tick_params(left=False)
-        seeds = len(reading.seeds)
+        axes.tick_params(left=False, labelbottom=True)
         axes.set_title(f"{reading.name}, {seeds} seed{'s' if seeds > 1 else ''}", fontsize=10, loc="left", color=INK)
-    panels[-1].set_xlabel("difference of final validation loss, nats per token: left of zero, the first arm is better")
+    panels[-1].set_xlabel("nats per token; left of zero, the first arm has less loss")
     return figure

@@ -14,6 +14,7 @@ from ddl_jax.errors import InputError
 from ddl_jax.studies.design import Cost, PlannedRun, final_loss, metrics
 
 State = Literal["finished", "diverged", "failed", "half-done", "not begun"]
+REASON = 300  # characters of it that are kept
 DIVERGED = 4  # the exit code of a training run whose loss or gradient is no longer finite
 
 
@@ -82,7 +83,7 @@ def outcome(folder: Path, run: PlannedRun) -> Outcome:
     if failure.is_file():
         said = _read(failure)
         state = "diverged" if said["exit_code"] == DIVERGED else "failed"
-        return Outcome(state, step, reason=plain(said["message"]), curve=curve)
+        return Outcome(state, step, reason=" ".join(str(said["message"]).split())[:REASON], curve=curve)
     return Outcome("half-done" if records else "not begun", step, curve=curve)
 
 

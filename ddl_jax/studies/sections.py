@@ -9,7 +9,7 @@ from ddl_jax.studies.plots import curves
 from ddl_jax.studies.summary import ReadingResult, Summary
 
 GIVEN: dict[Budget, str] = {
-    "tokens": "Every arm takes the same number of steps, on the same batches.",
+    "tokens": "Every arm takes the same number of steps, with the same seed on the same batches.",
     "flops": "Every arm takes as many steps as cost the FLOPs of the reference arm's training, by formula.",
     "seconds": "Every arm takes as many steps as take the time of the reference arm's training. The ratio of step "
     "times was measured once, in turns, and fixed.",
@@ -34,9 +34,9 @@ NOISE = """How far runs of {baseline} lie apart that differ in nothing but the s
 difference of two arms' mean losses that an unpaired t test at 5 % would find with a probability of 80 % at this spread,
 with n seeds of each arm. A smaller one can be seen here only because the runs are compared in pairs."""
 FRONTIER = """Left is faster, down is better. The grey line joins what no other arm beats at once in loss and in time,
-at equal tokens. Hollow marks: every arm trained for as many seconds as the reference arm, so that a fast arm has had
-more steps. Intervals above are of the mean loss, over seeds; those below are of the paired differences, and tell
-more."""
+at equal tokens. Hollow marks, drawn a little to the right: every arm trained for as many seconds as the reference arm,
+so that a fast arm has had more steps. Intervals above are of the mean loss, over seeds; those below are of the paired
+differences, and tell more."""
 CURVES = """Above, the loss late in training; below, the difference to {baseline} with the same seed. Every run has a
 schedule of its own that ends with its budget: only the ends of the curves compare finished models. What a curve shows
 before its end is a model whose learning rate has not come down yet."""
@@ -123,14 +123,15 @@ def _state(summary: Summary) -> str:
         f"below zero says that A is better. The baseline is {summary.baseline}; the budgets are what "
         f"{summary.reference} uses in {summary.steps:,} steps of {summary.tokens_per_step:,} tokens.",
     ]
-    for state, said in (("diverged", "DIVERGED"), ("failed", "FAILED")):
+    without = "Having no final loss, they are LEFT OUT of means and differences"
+    for state, so in (
+        ("failed", f"{without}."),
+        ("diverged", f"{without}, which flatters their arms; that they diverged is a result all the same."),
+    ):
         runs = [run for run in summary.missing if run.state == state]
         if runs:
             named = ", ".join(f"{run.arm} (seed {run.seed}, learning rate {run.learning_rate:g})" for run in runs)
-            flatters = "which flatters their arms; they are results all the same."
-            text.insert(
-                1, f"{said}: {named}. Having no final loss, they are LEFT OUT of means and differences, {flatters}"
-            )
+            text.insert(1, f"{state.upper()}: {named}. {so}")
     return "\n\n".join(text)
 
 

@@ -46,11 +46,11 @@ class FirstUpdate:
     """What a sublayer does to the state before any training.
 
     Attributes:
-        relative_update: norm of the state's change over that of the state.
+        relative_update: norm of the state's change over that of the state; null if it is not finite.
         gate: mean of β; null where the arm has none.
     """
 
-    relative_update: float
+    relative_update: float | None
     gate: float | None
 
 
@@ -59,11 +59,11 @@ class Initial:
     """An arm before its first step.
 
     Attributes:
-        loss: on the first batch, in nats per token.
+        loss: on the first batch, in nats per token; null if it is not finite.
         sublayers: attention and MLP in turns, in order of depth.
     """
 
-    loss: float
+    loss: float | None
     sublayers: tuple[FirstUpdate, ...]
 
 

@@ -1,6 +1,7 @@
 """The tables of a study's report, each from its summary; as Markdown too."""
 
 from collections.abc import Sequence
+import statistics
 
 from ddl_jax.studies.page import Table
 from ddl_jax.studies.statistics import Interval
@@ -61,7 +62,8 @@ def arms(reading: ReadingResult) -> Table:
         by_seed = [loss(found.losses[s]) if s in found.losses else found.states[s] for s in reading.seeds]
         used = (count(found.steps), count(found.tokens), large(found.flops), ratio(found.relative_seconds))
         spread = loss(found.standard_deviation, few)
-        rows.append((arm, loss(found.mean), spread, *by_seed, *used, rate(found.learning_rate)))
+        partial = f" (of {len(found.losses)})" if 0 < len(found.losses) < len(reading.seeds) else ""
+        rows.append((arm, loss(found.mean) + partial, spread, *by_seed, *used, rate(found.learning_rate)))
     return Table(header, rows)
 
 
@@ -122,25 +124,25 @@ def initial(summary: Summary) -> Table:
     for arm, facts in summary.arms.items():
         if facts.initial is not None and facts.initial.sublayers:
             updates = [one.relative_update for one in facts.initial.sublayers]
+            finite = [update for update in updates if update is not None]
+            between = (min(finite), statistics.median(finite), max(finite)) if finite else (None, None, None)
+            shown = (updates[0], *between, updates[-1])
             gates = [one.gate for one in facts.initial.sublayers if one.gate is not None]
-            ordered = sorted(updates)
-            middle = (ordered[len(ordered) // 2] + ordered[(len(ordered) - 1) // 2]) / 2
-            shown = (updates[0], ordered[0], middle, ordered[-1], updates[-1])
-            gate = f"{sum(gates) / len(gates):.3f}" if gates else NONE
-            rows.append((arm, loss(facts.initial.loss), *(f"{value:.3f}" for value in shown), gate))
+            cells = [ratio(value) for value in (*shown, statistics.mean(gates) if gates else None)]
+            rows.append((arm, loss(facts.initial.loss), *cells))
     return Table(header, rows)
 
 
 def missing(summary: Summary) -> Table:
-    """The runs without a final loss: what failed first, then what is not done yet."""
+    """The runs without a final loss: what failed first, then what is not done yet. Seeds of a kind share a row."""
     order = ("diverged", "failed", "half-done", "not begun")
-    rows = []
+    seeds: dict[tuple[str, ...], list[str]] = {}
     for run in sorted(summary.missing, key=lambda run: order.index(run.state)):
         far = "" if run.steps is None else f"{run.step:,} of {run.steps:,}"
-        rows.append(
-            (run.arm, run.state, str(run.seed), far, rate(run.learning_rate), "; ".join(run.readings), run.reason)
-        )
-    return Table(("arm", "state", "seed", "steps", "learning rate", "for", "reason"), rows)
+        row = (run.arm, run.state, far, rate(run.learning_rate), "; ".join(run.readings), run.reason)
+        seeds.setdefault(row, []).append(str(run.seed))
+    rows = [(*row[:2], ", ".join(found), *row[2:]) for row, found in seeds.items()]
+    return Table(("arm", "state", "seeds", "steps", "learning rate", "for", "reason"), rows)
 
 
 def name(difference: Difference) -> str:
