@@ -206,25 +206,26 @@ def frontier_figure(summary: Summary) -> "Figure | None":
     looks = _looks(summary)
     times = [x for _, x, _, _ in points]
     aside = 0.012 * (max(times) - min(times))  # for hollow marks, whose intervals would lie on those of filled ones
-    figure, (upper, lower) = _figure(2, 8.2, sharex=True)
-    for arm, x, result, filled in points:
-        _mark(upper, x if filled else x + aside, result.mean, result.t_interval, looks[arm], filled)
-    upper.step(
-        *_front([(x, result.mean) for _, x, result, filled in points if filled]), where="post", color=PALE, zorder=0
-    )
-    for reading, filled in shown:
-        for one in reading.differences:
-            if one.second == summary.baseline and one.n:
-                x = summary.arms[one.first].step_ratio
-                _mark(lower, x if filled else x + aside, one.mean, one.t_interval, looks[one.first], filled)
-    lower.axhline(0, color=BASELINE, linewidth=1.5, zorder=1)
-    lower.plot(summary.arms[summary.baseline].step_ratio, 0, markersize=7, **looks[summary.baseline])
-    upper.set_ylabel("final validation loss, nats per token")
-    lower.set_ylabel(f"final loss minus that of {summary.baseline},\nsame seed")
-    lower.set_xlabel(f"time of a training step, relative to {summary.reference}'s")
-    upper.margins(0.08)
-    lower.margins(0.08)
-    upper.set_title("filled: equal tokens; hollow: equal seconds; bars: 95 % t intervals", fontsize=10, color=INK)
+    pairs = [
+        (one.first, summary.arms[one.first].step_ratio, one, filled)
+        for reading, filled in shown
+        for one in reading.differences
+        if one.second == summary.baseline and one.n
+    ]
+    figure, panels = _figure(2, 8.2, sharex=True) if pairs else _figure(1, 4.6)
+    for axes, marks in zip(panels, (points, pairs), strict=False):
+        for arm, x, found, filled in marks:
+            _mark(axes, x if filled else x + aside, found.mean, found.t_interval, looks[arm], filled)
+        axes.margins(0.08)
+    corners = _front([(x, result.mean) for _, x, result, filled in points if filled])
+    panels[0].step(*corners, where="post", color=PALE, zorder=0)
+    panels[0].set_ylabel("final validation loss, nats per token")
+    panels[0].set_title("filled: equal tokens; hollow: equal seconds; bars: 95 % t intervals", fontsize=10, color=INK)
+    if pairs:
+        panels[1].axhline(0, color=BASELINE, linewidth=1.5, zorder=1)
+        panels[1].plot(summary.arms[summary.baseline].step_ratio, 0, markersize=7, **looks[summary.baseline])
+        panels[1].set_ylabel(f"final loss minus that of {summary.baseline},\nsame seed")
+    panels[-1].set_xlabel(f"time of a training step, relative to {summary.reference}'s")
     _legend(figure, looks, [arm for arm in summary.arms if arm in {point[0] for point in points}])
     return figure
 
