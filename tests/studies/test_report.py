@@ -305,14 +305,16 @@ def test_without_readings_of_a_budget_the_curves_of_equal_tokens_are_drawn_again
     }
 
 
-def test_json_alone_goes_to_stdout(complete, tmp_path, capsys):
+def test_json_alone_goes_to_stdout(complete, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots, "pictures", lambda summary: {})  # they take long
     assert reporting.main([str(complete), "--out", str(tmp_path / "out"), "--json"]) == 0
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "out" / "summary.json").read_text()
     assert json.loads(printed)["readings"] == json.loads(json.dumps(document(summary(complete))["readings"]))
 
 
-def test_a_studys_file_names_its_folder(complete, tmp_path, capsys):
+def test_a_studys_file_names_its_folder(complete, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots, "pictures", lambda summary: {})
     file = tmp_path / "study.yaml"
     file.write_text(
         f"question: Q\nrun_dir: {complete}\nexperiments: {{tiny: tiny.yaml}}\nbaseline: a\nreference: a\n"
