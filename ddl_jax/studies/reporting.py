@@ -7,7 +7,7 @@ from pathlib import Path
 import sys
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from ddl_jax.atomic import write_atomically
 from ddl_jax.command_line import parse, plain_parser
@@ -21,6 +21,7 @@ from ddl_jax.studies.results import read_record
 from ddl_jax.studies.sections import html_sections, markdown, parts
 from ddl_jax.studies.summary import Summary, document
 
+SHOWN = ("A − B", "seeds", "mean", "95 % t interval", "p (Holm)")  # in a terminal, for its width
 NUMBERS, TEXT, PAGE = "summary.json", "report.md", "index.html"
 
 
@@ -108,10 +109,12 @@ def _show(summary: Summary, out: Path) -> None:
             console.print(f"{state.upper()}, left out: {', '.join(runs[:6])}{more}", soft_wrap=True)
     for reading in summary.readings:
         found = tables.differences(reading)
-        first, *others = found.header
+        columns = [found.header.index(name) for name in SHOWN]
         console.print(f"\n{reading.name}, nats per token")
-        table = Table(Column(first, no_wrap=True), *(Column(name, justify="right") for name in others), box=None)
+        table = Table(box=None, pad_edge=False)
+        for name in SHOWN:
+            table.add_column(name, justify="left" if name == SHOWN[0] else "right", no_wrap=True)
         for row in found.rows:
-            table.add_row(*row)
+            table.add_row(*(row[column] for column in columns))
         console.print(table)
     console.print(f"\nWritten: {out / PAGE}, {TEXT}, {NUMBERS} and pictures", soft_wrap=True)

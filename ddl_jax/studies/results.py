@@ -70,6 +70,9 @@ def outcome(folder: Path, run: PlannedRun) -> Outcome:
     Args:
         folder: of the study.
         run: that may have begun or not.
+
+    Raises:
+        InputError: what is recorded of its failure is damaged.
     """
     directory = run.folder(folder)
     records = metrics(directory)
@@ -82,8 +85,12 @@ def outcome(folder: Path, run: PlannedRun) -> Outcome:
     failure = directory.with_name(f"{run.name}.failed.json")
     if failure.is_file():
         said = _read(failure)
-        state = "diverged" if said["exit_code"] == DIVERGED else "failed"
-        return Outcome(state, step, reason=" ".join(str(said["message"]).split())[:REASON], curve=curve)
+        try:
+            code, message = said["exit_code"], " ".join(str(said["message"]).split())[:REASON]
+        except KeyError as error:
+            reason = f"is damaged ({error} is missing); restore or remove it"
+            raise InputError(f"{plain(str(failure.parent))}/{failure.name} {reason}") from None
+        return Outcome("diverged" if code == DIVERGED else "failed", step, reason=message, curve=curve)
     return Outcome("half-done" if records else "not begun", step, curve=curve)
 
 
@@ -109,10 +116,11 @@ def read_record(folder: Path) -> StudyRecord:
         experiment = from_settings(typed_settings(settled["experiment"])).resolve()
         costs = {arm: _cost(fields) for arm, fields in measured["arms"].items() if arm in study.arms}
         device = str(measured["device"])
+        initial = {arm: _initial(found) for arm, found in initial.items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__} {error}"
         raise InputError(
-            f"{plain(str(folder))}: study.json or measured.json is damaged ({plain(reason)}); restore it"
+            f"{plain(str(folder))}: study.json, measured.json or initial.json is damaged ({plain(reason)}); restore it"
         ) from None
     if study.reference not in costs:
         raise InputError(f"{plain(str(folder))}: measured.json lacks the reference arm {study.reference}; restore it")
@@ -140,3 +148,8 @@ def _study(tree: dict[str, Any]) -> StudyConfig:
 
 def _cost(fields: Mapping[str, Any]) -> Cost:
     return Cost(**{field.name: fields[field.name] for field in dataclasses.fields(Cost)})
+
+
+def _initial(tree: Mapping[str, Any]) -> dict:
+    updates = [{name: update[name] for name in ("relative_update", "gate")} for update in tree["sublayers"]]
+    return {"loss": tree["loss"], "sublayers": updates}

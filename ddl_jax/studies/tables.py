@@ -22,8 +22,8 @@ def markdown(table: Table) -> str:
 
 def differences(reading: ReadingResult) -> Table:
     """Mean differences of a reading with their intervals and p values."""
-    header = ("A − B", "seeds", "mean difference", "95 % t interval", "95 % bootstrap", "same sign", "p",
-              "p, Holm, this table", "p, Holm, whole study")  # fmt: skip
+    header = ("A − B", "seeds", "mean", "95 % t interval", "95 % bootstrap", "same sign", "p",
+              "p (Holm)", "p (Holm, whole study)")  # fmt: skip
     rows = []
     for one in reading.differences:
         few = {0: NONE, 1: "1 seed"}.get(one.n, NONE)

@@ -113,7 +113,13 @@ def test_one_seed_gets_no_interval(tmp_path):
     assert reading.noise.standard_deviation is None and reading.noise.detectable is None
 
 
-def test_a_diverged_run_is_told_and_its_pair_left_out(tmp_path):
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are made but not drawn, which takes long."""
+    monkeypatch.setattr(plots, "png", lambda figure: b"png")
+
+
+def test_a_diverged_run_is_told_and_its_pair_left_out(tmp_path, undrawn):
     folder = begin(tmp_path / "study", study())
     for seed in range(3):
         add(folder, "plain", seed, PLAIN[seed])
@@ -138,13 +144,23 @@ def test_a_diverged_run_is_told_and_its_pair_left_out(tmp_path):
     for name in ("report.md", "index.html"):
         text = (folder / "report" / name).read_text()
         assert "DIVERGED: delta (seed 1, learning rate 0.002)" in text and "LEFT OUT" in text
-        assert "FAILED: wide (seed 2" in text and "5 of 9 runs have finished. THE STUDY IS INCOMPLETE" in text
+        assert "FAILED: wide (seed 2" in text and "step 61: loss is nan; likely cause: bad luck" in text
+        assert "5 of 9 runs have finished. THE STUDY IS INCOMPLETE" in text
 
 
 def test_a_finished_run_counts_whatever_was_said_before(tmp_path):
     folder = begin(tmp_path, study())
     add(folder, "plain", 0, 3.0, failure=(-9, "killed"))
     assert summary(folder).readings[0].arms["plain"].losses == {0: 3.0}
+
+
+def test_missing_runs_of_a_kind_share_a_row(tmp_path):
+    folder = begin(tmp_path, study(TOKENS, SECONDS))
+    add(folder, "delta", 0, 9.0, until=30)
+    rows = tables.missing(summary(folder)).rows
+    assert rows[0] == ("delta", "half-done", "0", "30 of 100", "0.002", "equal tokens; equal seconds", "")
+    assert ("delta", "not begun", "1, 2", "0 of 100", "0.002", "equal tokens; equal seconds", "") in rows
+    assert ("plain", "not begun", "0, 1, 2", "0 of 200", "0.002", "equal seconds", "") in rows
 
 
 def test_a_tuned_reading_takes_the_best_rate_of_the_sweep(tmp_path):
@@ -190,7 +206,7 @@ def test_a_rate_that_diverged_is_not_chosen(tmp_path):
     assert reasons == {"every learning rate of its sweep diverged"}
 
 
-def test_an_arm_that_is_not_measured_yet_is_missing(tmp_path):
+def test_an_arm_that_is_not_measured_yet_is_missing(tmp_path, undrawn):
     folder = begin(tmp_path / "study", study(), {arm: cost for arm, cost in COSTS.items() if arm != "plain"})
     add(folder, "delta", 0, 2.9)
     found = summary(folder)
@@ -267,7 +283,9 @@ def test_the_curves_end_at_the_differences_of_the_table(complete):
         assert sorted(ends.values()) == pytest.approx(sorted(wanted.values()), abs=1e-9)
         drawn = [line for line in upper.lines if line.get_marker() == "None"]
         assert len(drawn) == 9
-        bounds = upper.get_ylim()
+        bounds = upper.get_ylim()  # without the beginning, which is too far up to tell the ends apart
+        assert all(upper.get_xlim()[0] > line.get_xdata()[0] for line in drawn)
+        assert bounds[1] < max(line.get_ydata()[0] for line in drawn)
         assert all(bounds[0] < line.get_ydata()[-1] < bounds[1] for line in drawn)
 
 
@@ -305,16 +323,14 @@ def test_without_readings_of_a_budget_the_curves_of_equal_tokens_are_drawn_again
     }
 
 
-def test_json_alone_goes_to_stdout(complete, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(plots, "pictures", lambda summary: {})  # they take long
+def test_json_alone_goes_to_stdout(complete, tmp_path, capsys, undrawn):
     assert reporting.main([str(complete), "--out", str(tmp_path / "out"), "--json"]) == 0
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "out" / "summary.json").read_text()
     assert json.loads(printed)["readings"] == json.loads(json.dumps(document(summary(complete))["readings"]))
 
 
-def test_a_studys_file_names_its_folder(complete, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(plots, "pictures", lambda summary: {})
+def test_a_studys_file_names_its_folder(complete, tmp_path, capsys, undrawn):
     file = tmp_path / "study.yaml"
     file.write_text(
         f"question: Q\nrun_dir: {complete}\nexperiments: {{tiny: tiny.yaml}}\nbaseline: a\nreference: a\n"
@@ -349,11 +365,17 @@ def test_what_cannot_be_reported_is_said_in_one_line(tmp_path, capsys, monkeypat
     for broken in ("{", "[]", json.dumps(tree | {"study": {}}), json.dumps(tree | {"experiment": {"training": 3}})):
         (folder / "study.json").write_text(broken)
         assert "restore it" in refused(capsys, str(folder))
+    begin(folder, study())
+    add(folder, "delta", 0, 2.9, until=3, failure=(1, "killed"))
+    next(folder.glob("runs/delta/*.failed.json")).write_text("{}")
+    assert "failed.json is damaged ('exit_code' is missing); restore or remove it" in refused(capsys, str(folder))
+    (folder / "initial.json").write_text('{"delta": {"loss": 3}}')
+    assert "initial.json is damaged" in refused(capsys, str(folder))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "pip install -e '.[plots]'" in refused(capsys, str(folder))
 
 
-def test_a_report_is_written_over_the_one_before(tmp_path):
+def test_a_report_is_written_over_the_one_before(tmp_path, undrawn):
     folder = begin(tmp_path / "study", study(TOKENS, SECONDS))
     add(folder, "delta", 0, 2.9)
     add(folder, "plain", 0, 3.0, steps=200)
