@@ -19,7 +19,7 @@ import yaml
 from ddl_jax.config.distributed import DistributedConfig
 from ddl_jax.config.experiment import Config
 from ddl_jax.config.mesh import MeshConfig
-from ddl_jax.config.rules import expected, fits, plain, shown
+from ddl_jax.config.rules import expected, fits, plain, plain_path, shown
 from ddl_jax.errors import InputError
 
 Settings = dict[str, Any]
@@ -86,7 +86,7 @@ def load_file(path: str | Path) -> Settings:
 
 
 def _load(path: Path, above: tuple[Path, ...]) -> Settings:
-    where = plain(str(path)) + (f" (base of {plain(str(above[-1]))})" if above else "")
+    where = plain_path(path) + (f" (base of {plain_path(above[-1])})" if above else "")
     if any(os.path.realpath(path) == os.path.realpath(file) for file in above):
         raise InputError(f"{where}: the base files form a cycle")
     try:

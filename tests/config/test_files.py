@@ -186,6 +186,8 @@ def test_a_path_that_is_not_a_readable_file(write):
     assert message(".") == ".: cannot be read: Is a directory"
     assert message("") == ".: cannot be read: Is a directory"
     assert message("x" * 5000).endswith(": cannot be read: File name too long")
+    assert message("folder/" * 30 + "b.yaml").startswith("...")  # the end of a path says which file it is
+    assert message("folder/" * 30 + "b.yaml").endswith("folder/b.yaml: cannot be read: No such file or directory")
     assert message("a\0b\n") == "a\\x00b: is not the path of a file"
 
 
