@@ -90,7 +90,7 @@ def _load(path: Path, above: tuple[Path, ...]) -> Settings:
     if any(os.path.realpath(path) == os.path.realpath(file) for file in above):
         raise InputError(f"{where}: the base files form a cycle")
     try:
-        tree = _read_yaml(path)
+        tree = read_yaml(path)
         bases = tree.pop("base", [])
         for base in bases if isinstance(bases, list) else [bases]:
             if not isinstance(base, str) or not base.strip() or not base.isprintable():
@@ -123,8 +123,8 @@ _Loader.add_implicit_resolver(_NULL, re.compile("^(?:~|null|Null|NULL|)$"), ["~"
 _Loader.add_constructor(_NULL, lambda loader, node: None)
 
 
-def _read_yaml(path: Path) -> Settings:
-    """The mapping in a YAML file; {} for an empty file."""
+def read_yaml(path: Path) -> Settings:
+    """The mapping in a YAML file, every scalar as text or None; {} for an empty file. Raises InputError."""
     if not str(path).isprintable():
         raise InputError("is not the path of a file")
     try:
@@ -158,10 +158,11 @@ def typed_settings(tree: Settings) -> Settings:
     Raises:
         InputError: an unknown key, a value of another type, a value in place of a section, or the reverse.
     """
-    return _typed_section(tree, Config, "")
+    return typed_section(tree, Config, "")
 
 
-def _typed_section(tree: Settings, section: type, path: str) -> Settings:
+def typed_section(tree: Settings, section: type, path: str) -> Settings:
+    """The same for the settings of one dataclass, whose place in the file is `path` (empty, or ending in a dot)."""
     known = {field.name: field.type for field in dataclasses.fields(section)}
     settings = {}
     for key, value in tree.items():
@@ -172,7 +173,7 @@ def _typed_section(tree: Settings, section: type, path: str) -> Settings:
             if not isinstance(value, dict):
                 names = ", ".join(field.name for field in dataclasses.fields(known[key]))
                 raise InputError(f"{where} {shown(value)} must be a section with keys among {names}")
-            settings[key] = _typed_section(value, known[key], f"{where}.")
+            settings[key] = typed_section(value, known[key], f"{where}.")
         else:
             settings[key] = _typed(value, known[key], where)
     return settings

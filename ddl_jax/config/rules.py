@@ -101,7 +101,8 @@ def expected(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(map(expected, options)).replace(" or false or ", ", false or ")
     if origin is tuple:
-        return "a list of texts" if options[-1] is Ellipsis else f"a list of {len(options)} numbers"
+        items = {int: "integers", float: "numbers"}.get(options[0], "texts")
+        return f"a list of {items}" if options[-1] is Ellipsis else f"a list of {len(options)} numbers"
     words = {int: "an integer", float: "a finite number", bool: "true or false", str: "printable text"}
     return words.get(hint, "null" if hint is types.NoneType else f"a section ({getattr(hint, '__name__', hint)})")
 
