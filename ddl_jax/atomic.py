@@ -4,12 +4,17 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes UTF-8 text under a name of its own and renames it; raises OSError and leaves nothing where that fails."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes bytes, or text as UTF-8, under a name of their own and renames it.
+
+    Raises:
+        OSError: where that fails; nothing is left.
+    """
+    content = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(partial, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

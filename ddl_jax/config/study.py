@@ -19,7 +19,7 @@ from ddl_jax.config.files import (
     typed_section,
     typed_settings,
 )
-from ddl_jax.config.rules import plain, require, require_least, shown
+from ddl_jax.config.rules import plain, plain_path, require, require_least, shown
 from ddl_jax.errors import InputError
 
 Budget = Literal["tokens", "flops", "seconds"]
@@ -126,10 +126,9 @@ class StudyConfig:
                 self._require_arm(f"arms.{name}.widened_to", arm.widened_to)
                 chained = self.arms[arm.widened_to].widened_to is not None
                 _require(not chained, f"arms.{name}.widened_to {shown(arm.widened_to)} is itself widened")
-                widths = {key for key in ("width", "head_dim") if key in arm.settings.get("model", {})}
-                _require(
-                    not widths, f"arms.{name}: model.{min(widths, default='')} is found, where widened_to is given"
-                )
+                given = sorted({"width", "head_dim"} & set(arm.settings.get("model", {})))
+                rule = "follows from widened_to; remove one of them"
+                _require(not given, f"arms.{name}.model.{''.join(given[:1])} {rule}")
         for name in ("seeds", "tuning_seeds"):
             seeds = getattr(self, name)
             _require(bool(seeds), f"{name} must hold at least one seed")
@@ -175,7 +174,7 @@ def load_study(path: str | Path) -> StudyConfig:
     try:
         study = study_from(read_yaml(Path(path)))
     except InputError as error:
-        raise InputError(f"{plain(str(path))}: {error}") from None
+        raise InputError(f"{plain_path(path)}: {error}") from None
     folder = os.path.dirname(path)
     files = {name: os.path.normpath(os.path.join(folder, file)) for name, file in study.experiments.items()}
     return dataclasses.replace(study, experiments=files)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 import sys
 
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from ddl_jax.atomic import write_atomically
 from ddl_jax.command_line import parse, plain_parser
-from ddl_jax.config.rules import plain
+from ddl_jax.config.rules import plain_path
 from ddl_jax.config.study import load_study
 from ddl_jax.errors import InputError
 from ddl_jax.studies import tables
@@ -65,9 +64,9 @@ def _folder(study: str) -> Path:
 def _require_ours(out: Path) -> None:
     """Raises InputError where writing a report would mix it with something else."""
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out {plain(str(out))} is not a folder; name another")
+        raise InputError(f"--out {plain_path(out)} is not a folder; name another")
     if out.is_dir() and any(out.iterdir()) and not (out / NUMBERS).is_file():
-        raise InputError(f"--out {plain(str(out))} holds something else than a report; name another folder")
+        raise InputError(f"--out {plain_path(out)} holds something else than a report; name another folder")
 
 
 def _write(out: Path, summary: Summary, text: str) -> None:
@@ -82,19 +81,9 @@ def _write(out: Path, summary: Summary, text: str) -> None:
         if file.stem not in drawn:
             file.unlink()
     for name, data in drawn.items():
-        _write_bytes(out / f"{name}.png", data)
+        write_atomically(out / f"{name}.png", data)
     write_atomically(out / TEXT, markdown(title, found))
     write_atomically(out / PAGE, page(title, html_sections(found, drawn)))
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _show(summary: Summary, out: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ddl_jax.config import Config
 from ddl_jax.config.files import from_settings, typed_settings
-from ddl_jax.config.rules import plain
+from ddl_jax.config.rules import plain, plain_path
 from ddl_jax.config.study import Arm, Reading, StudyConfig
 from ddl_jax.errors import InputError
 from ddl_jax.studies.design import Cost, PlannedRun, final_loss, metrics
@@ -89,7 +89,7 @@ def outcome(folder: Path, run: PlannedRun) -> Outcome:
             code, message = said["exit_code"], " ".join(str(said["message"]).split())[:REASON]
         except KeyError as error:
             reason = f"is damaged ({error} is missing); restore or remove it"
-            raise InputError(f"{plain(str(failure.parent))}/{failure.name} {reason}") from None
+            raise InputError(f"{plain_path(failure)} {reason}") from None
         return Outcome("diverged" if code == DIVERGED else "failed", step, reason=message, curve=curve)
     return Outcome("half-done" if records else "not begun", step, curve=curve)
 
@@ -104,11 +104,11 @@ def read_record(folder: Path) -> StudyRecord:
         InputError: it holds no study, none that has been measured, or what it holds is damaged.
     """
     if not folder.is_dir():
-        raise InputError(f"{plain(str(folder))} is not a folder; name a study's file, or the folder of its runs")
+        raise InputError(f"{plain_path(folder)} is not a folder; name a study's file, or the folder of its runs")
     if not (folder / "study.json").is_file():
-        raise InputError(f"{plain(str(folder))} holds no study.json, so no study; `ddl study run` makes one")
+        raise InputError(f"{plain_path(folder)} holds no study.json, so no study; `ddl study run` makes one")
     if not (folder / "measured.json").is_file():
-        raise InputError(f"{plain(str(folder))}: nothing is measured yet, nothing has run; `ddl study run` does both")
+        raise InputError(f"{plain_path(folder)}: nothing is measured yet, nothing has run; `ddl study run` does both")
     settled, measured = _read(folder / "study.json"), _read(folder / "measured.json")
     initial = _read(folder / "initial.json") if (folder / "initial.json").is_file() else {}
     try:
@@ -120,10 +120,10 @@ def read_record(folder: Path) -> StudyRecord:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__} {error}"
         raise InputError(
-            f"{plain(str(folder))}: study.json, measured.json or initial.json is damaged ({plain(reason)}); restore it"
+            f"{plain_path(folder)}: study.json, measured.json or initial.json is damaged ({plain(reason)}); restore it"
         ) from None
     if study.reference not in costs:
-        raise InputError(f"{plain(str(folder))}: measured.json lacks the reference arm {study.reference}; restore it")
+        raise InputError(f"{plain_path(folder)}: measured.json lacks the reference arm {study.reference}; restore it")
     return StudyRecord(folder, study, experiment, costs, device, initial)
 
 
@@ -131,9 +131,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{plain(str(path))} cannot be read ({plain(str(error))}); restore it") from None
+        raise InputError(f"{plain_path(path)} cannot be read ({plain(str(error))}); restore it") from None
     if not isinstance(tree, dict):
-        raise InputError(f"{plain(str(path))} must hold names and values; restore it")
+        raise InputError(f"{plain_path(path)} must hold names and values; restore it")
     return tree
 
 

@@ -19,7 +19,6 @@ from ddl_jax.config.files import (
     resumed,
     to_dict,
 )
-from ddl_jax.config.study import arm_config, load_experiment, load_study
 from ddl_jax.errors import InputError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -397,12 +396,3 @@ def test_quickstart_and_bench():
         model, training = config.model, config.training
         assert (model.layers, model.width, model.heads, model.head_dim, model.vocab_size) == (4, 256, 2, 128, 8192)
         assert (training.batch_size, model.context_length, training.unroll) == (8, 256, 4)
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_studies(path):
-    study = load_study(path)
-    for file in study.experiments.values():
-        experiment = load_experiment([file], {})
-        for arm in study.arms:
-            assert arm_config(study, experiment, arm) == arm_config(study, experiment, arm).resolve()
