@@ -14,7 +14,7 @@ from ddl_jax.transformer import Transformer
 
 def model_of(**residual) -> tuple[Transformer, Batch]:
     config = TransformerConfig(
-        layers=2, width=8, heads=2, context_length=6, vocab_size=64, residual=ResidualConfig(**residual)
+        layers=1, width=8, heads=2, context_length=6, vocab_size=64, residual=ResidualConfig(**residual)
     )
     tokens = jax.random.randint(jax.random.key(0), (3, 6), 0, 64)
     return Transformer(config, rngs=nnx.Rngs(0)), Batch(tokens, jnp.roll(tokens, -1, axis=1).at[:, -1].set(-1))
@@ -38,10 +38,10 @@ def test_a_plain_model():
     assert found["loss"] == pytest.approx(-float(picked[:, :-1].mean()), rel=1e-5)  # the last is not counted
 
 
-@pytest.mark.parametrize("initial", [0.2, 1.5])
-def test_the_gate_starts_near_what_was_asked_for(initial):
+def test_the_gate_starts_near_what_was_asked_for():
+    initial = 0.2
     found = first_updates(*model_of(gate=GateConfig(initial=initial)))
-    assert len(found["sublayers"]) == 4
+    assert len(found["sublayers"]) == 2
     assert all(sublayer["gate"] == pytest.approx(initial, abs=0.15) for sublayer in found["sublayers"])
 
 
