@@ -4,7 +4,7 @@ from pathlib import Path
 import sys
 
 from ddl_jax.command_line import parse, plain_parser
-from ddl_jax.config.rules import plain
+from ddl_jax.config.rules import plain, plain_path
 from ddl_jax.errors import InputError
 from ddl_jax.interop.options import known_variant
 
@@ -54,13 +54,13 @@ def _from_official(options) -> int:
     weights = read_weights(file)
     variant = options.variant or weights.variant
     if variant is None:
-        raise InputError(f"--variant is missing: {plain(str(file))} does not say which it is")
+        raise InputError(f"--variant is missing: {plain_path(file)} does not say which it is")
     given, origin = weights.options, None
     beside = [path for path in (file.with_suffix(".json"), file.with_name("config.json")) if path.is_file()]
     if options.official_config is not None:
         given = read_json(Path(options.official_config))
     elif given is None and beside:
-        given, origin = read_json(beside[0]), f"Keyword arguments from {plain(str(beside[0]))}"
+        given, origin = read_json(beside[0]), f"Keyword arguments from {plain_path(beside[0])}"
     elif given is None:
         given, origin = {}, "No keyword arguments are given: the official defaults"
 
@@ -92,9 +92,9 @@ def _to_official(options) -> int:
     require_ending(file, "--to")
     for path in (file, file.with_suffix(".json")):
         if path.exists():
-            raise InputError(f"--to {plain(options.to)!r}: {plain(str(path))} exists already; name a new file")
+            raise InputError(f"--to {plain(options.to)!r}: {plain_path(path)} exists already; name a new file")
     if not file.absolute().parent.is_dir():
-        raise InputError(f"--to {plain(options.to)!r}: {plain(str(file.absolute().parent))} is not a folder")
+        raise InputError(f"--to {plain(options.to)!r}: {plain_path(file.absolute().parent)} is not a folder")
 
     from ddl_jax.interop.weights import to_official
     from ddl_jax.run import load_checkpoint

@@ -17,7 +17,7 @@ def weight(value: jax.Array, axes: Axes = ()) -> nnx.Param:
 
 
 def gain(value: jax.Array) -> nnx.Param:
-    """The gain of a norm: no weight decay."""
+    """The gain of a norm, or a scale in front: no weight decay."""
     return nnx.Param(value, role="gain", axes=())
 
 
@@ -35,6 +35,12 @@ def stacked(make, count: int, rngs: nnx.Rngs):
     """`count` modules made by `make(rngs)`, as one module whose parameters have a leading axis of that length."""
     make_all = nnx.vmap(make, in_axes=0, out_axes=0)
     return nnx.split_rngs(splits=count)(make_all)(rngs)
+
+
+def numbered(make, count: int, rngs: nnx.Rngs):
+    """As `stacked`, of modules made by `make(rngs, number)` with the numbers from 0."""
+    make_all = nnx.vmap(make, in_axes=(0, 0), out_axes=0)
+    return nnx.split_rngs(splits=count)(make_all)(rngs, jnp.arange(count))
 
 
 def at(module, index):

@@ -23,8 +23,8 @@ DATA, FSDP, TENSOR = MESH_AXES = ("data", "fsdp", "tensor")
 BATCH_AXES = (DATA, FSDP)  # the mesh axes that divide the sequences of a batch
 
 # The mesh axis that divides each named axis of a parameter (`ddl_jax.parameters`). What has no name is whole on every
-# device: gains, biases, readers, gates and values, together less than a hundredth of the parameters; and the
-# vocabulary, so that any size will do.
+# device: gains, biases, readers, gates, values and what mixes streams, together about a hundredth of the parameters;
+# and the vocabulary, so that any size will do.
 OVER = {"width": FSDP, "heads": TENSOR, "hidden": TENSOR}
 
 

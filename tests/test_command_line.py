@@ -318,7 +318,8 @@ ODD_VALUE = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(ODD_TEXT, inner, max_size=3)),
     max_leaves=4,
 )
-START = [to_dict(from_settings(load_file(path)).resolve()) for path in sorted((ROOT / "configs").rglob("*.yaml"))]
+FILES = [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if path.parent.name != "studies"]
+START = [to_dict(from_settings(load_file(path)).resolve()) for path in FILES]
 FUZZ = settings(
     max_examples=100,
     deadline=None,

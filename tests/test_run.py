@@ -181,7 +181,7 @@ def test_a_run_from_before_a_setting_existed_is_what_the_setting_is_by_default(r
     text = (run / "config.yaml").read_text()
     expected = load_run(run).config
     for key in NEWER:
-        text, count = re.subn(rf"^  {key.removeprefix('model.')}: .*\n", "", text, flags=re.MULTILINE)
+        text, count = re.subn(rf"^ +{key.rpartition('.')[2]}: .*\n", "", text, flags=re.MULTILINE)
         assert count == 1, key
     (run / "config.yaml").write_text(text)
     assert load_run(run).config == expected

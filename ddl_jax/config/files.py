@@ -19,7 +19,7 @@ import yaml
 from ddl_jax.config.distributed import DistributedConfig
 from ddl_jax.config.experiment import Config
 from ddl_jax.config.mesh import MeshConfig
-from ddl_jax.config.rules import expected, fits, plain, shown
+from ddl_jax.config.rules import expected, fits, plain, plain_path, shown
 from ddl_jax.errors import InputError
 
 Settings = dict[str, Any]
@@ -46,7 +46,7 @@ LOCAL = (
     *(f"distributed.{field.name}" for field in dataclasses.fields(DistributedConfig)),
 )
 # Newer than the first runs, whose config.yaml lacks them: what these keys are by default is what those runs did.
-NEWER = ("model.head_norm", "model.output_gate", "model.logit_base_width")
+NEWER = ("model.head_norm", "model.output_gate", "model.logit_base_width", "model.residual.dynamic")
 # Settled when a run starts; these values ask for whatever that was.
 SETTLED = {"model.vocab_size": None, "model.compute_dtype": "auto", "model.state_dtype": "auto"}
 
@@ -86,7 +86,7 @@ def load_file(path: str | Path) -> Settings:
 
 
 def _load(path: Path, above: tuple[Path, ...]) -> Settings:
-    where = plain(str(path)) + (f" (base of {plain(str(above[-1]))})" if above else "")
+    where = plain_path(path) + (f" (base of {plain_path(above[-1])})" if above else "")
     if any(os.path.realpath(path) == os.path.realpath(file) for file in above):
         raise InputError(f"{where}: the base files form a cycle")
     try:

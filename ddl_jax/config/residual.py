@@ -6,13 +6,16 @@ from typing import Any, Literal
 from ddl_jax.config.kernels import unsupported
 from ddl_jax.config.rules import filled, require, require_between, require_least, require_types, require_unset
 
-Kind = Literal["additive", "additive_expanded", "write_only", "delta"]
+Kind = Literal["additive", "additive_expanded", "write_only", "delta", "hyper_connections", "mhc"]
 Reader = Literal["identity", "channel", "token"]
 Expansion = Literal["repeat", "convolution"]
 Direction = Literal["sublayer", "mlp", "attention"]
 Preset = Literal["paper", "official_code"]
 Kernel = Literal["auto", "xla", "pallas"]
 Backward = Literal["saved", "reversible"]
+
+EDITS = ("write_only", "delta")  # the kinds with a gate, a value and a direction
+HYPER = ("hyper_connections", "mhc")  # the kinds that mix their channels, there called streams
 
 # design 2.1: the settings in which the paper's equations and its authors' code differ.
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -70,8 +73,9 @@ class ResidualConfig:
 
     Attributes:
         kind: `delta` edits the state; `write_only` writes without erasing; `additive_expanded` adds to every channel
-            of the same expanded state; `additive` is the plain Transformer.
-        value_channels: V, the number of channels of the state, 1 to 8 (4; `additive` has 1).
+            of the same expanded state; `additive` is the plain Transformer. `hyper_connections` (arXiv 2409.19606) and
+            `mhc` (2512.24880) keep the channels as streams, which learned matrices read, write and mix.
+        value_channels: V, the number of channels of the state, 1 to 8 (4; `additive` has 1, `mhc` at least 2).
         reader: how a sublayer sees the state: `identity` (V = 1), `channel` (CC) or `token` (TC).
         reader_taps: K, the tokens a token reader looks at, the current one included (4).
         reader_form: a channel reader's parameters: `direct` weights per channel and feature, or a `convolution` over
@@ -91,6 +95,7 @@ class ResidualConfig:
         kernel: what computes writes and token reads: `pallas` (on a CPU interpreted, slow), `xla`, or `auto`: Pallas
             where the program is compiled for a Hopper GPU and the kernels take the state, else XLA. The additive kinds
             write with XLA.
+        dynamic: whether the matrices of `hyper_connections` depend on the token (true), or are learned numbers.
         gate: see `GateConfig`.
         value: see `ValueConfig`.
     """
@@ -110,6 +115,7 @@ class ResidualConfig:
     epsilon: float | None = None
     backward: Backward | None = None
     kernel: Kernel = "auto"
+    dynamic: bool | None = None
     gate: GateConfig = GateConfig()
     value: ValueConfig = ValueConfig()
 
@@ -124,6 +130,12 @@ class ResidualConfig:
             rule = "must be 1 with kind 'additive'"
             require(config, path, "value_channels", single, rule, "nearest: 1, or kind: additive_expanded")
         require_between(config, path, "value_channels", 1, 8)
+        if self.kind == "hyper_connections":
+            config = filled(config, dynamic=True)
+        else:
+            require_unset(config, path, ("dynamic",), f"kind is {self.kind!r}, not 'hyper_connections'")
+        if self.kind in HYPER:
+            return config._resolve_streams(path)
         single = config.value_channels == 1
         reader, expansion = ("identity", "repeat") if single else ("channel", "convolution")
         config = filled(config, reader=reader, expansion=expansion)._resolve_reader(path, preset["stream"])
@@ -134,14 +146,32 @@ class ResidualConfig:
             require_unset(config, path, ("expansion_taps",), "expansion is 'repeat'")
         if config.kernel == "pallas":
             config._require_kernels(width, path)
-        if config.kind in ("delta", "write_only"):
+        if config.kind in EDITS:
             return config._resolve_update(width, path, preset)
-        because = f"kind {config.kind!r} has no gate, value or direction"
-        require_unset(config, path, ("direction", "direction_width", "epsilon", "backward"), because)
+        config._require_no_update(path)
+        return config
+
+    def _require_no_update(self, path: str) -> None:
+        because = f"kind {self.kind!r} has no gate, value or direction"
+        require_unset(self, path, ("direction", "direction_width", "epsilon", "backward"), because)
         for name in ("gate", "value"):
-            section = getattr(config, name)
+            section = getattr(self, name)
             fields = tuple(field.name for field in dataclasses.fields(section))
             require_unset(section, f"{path}.{name}", fields, because)
+
+    def _resolve_streams(self, path: str) -> "ResidualConfig":
+        if self.kind == "mhc":
+            alone = "must be at least 2 with kind 'mhc': a stream alone has nothing to mix with"
+            require(self, path, "value_channels", self.value_channels >= 2, alone, "nearest: 2")
+        config = filled(self, expansion="repeat")
+        rule = f"must be 'repeat' with kind {self.kind!r}, whose streams start as copies of the embedding"
+        require(config, path, "expansion", config.expansion == "repeat", rule)
+        readers = ("reader", "reader_taps", "reader_form", "reader_initial", "shared_reader")
+        require_unset(config, path, readers, f"kind {self.kind!r} reads its streams by matrices of its own")
+        require_unset(config, path, ("expansion_taps",), "expansion is 'repeat'")
+        require(config, path, "kernel", config.kernel != "pallas", f"does not apply: kind {self.kind!r} has no kernels",
+                "use 'auto'")  # fmt: skip
+        config._require_no_update(path)
         return config
 
     def _require_kernels(self, width: int, path: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -25,6 +26,13 @@ def plain(text: str) -> str:
     text = " ".join(text.split())
     text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def plain_path(path: os.PathLike | str) -> str:
+    """A path on one short printable line: of a long one the end, which says more than the beginning."""
+    text = " ".join(str(path).split())
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= 80 else f"...{text[-77:]}"
 
 
 def require(config: Any, path: str, name: str, holds: bool, rule: str, legal: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from flax import nnx
 
+from ddl_jax.config.residual import EDITS
 from ddl_jax.errors import InputError
 from ddl_jax.transformer import Transformer
 
@@ -21,7 +22,7 @@ def skipping(model: Transformer, below: float) -> Transformer:
         InputError: the threshold is outside, or the model has no gates.
     """
     kind = model.config.residual.kind
-    if kind in ("additive", "additive_expanded"):
+    if kind not in EDITS:
         raise InputError(f"edits cannot be skipped: kind {kind!r} has no gate; use a run with kind 'delta'")
     if not 0 < below <= 2:
         raise InputError(f"skip_below {below} must lie in (0, 2], as gates do; nearest: {2.0 if below > 2 else 0.01}")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddl_jax.atomic import write_atomically
-from ddl_jax.config.rules import plain
+from ddl_jax.config.rules import plain, plain_path
 from ddl_jax.errors import InputError
 
 ENDINGS = (".safetensors", ".npz")
@@ -35,7 +35,7 @@ class Weights(NamedTuple):
 
 def require_ending(path: Path, option: str) -> None:
     """Raises InputError unless the file's name says that it is of a kind that we read and write."""
-    shown = f"{option} {plain(str(path))!r}"
+    shown = f"{option} {plain_path(path)!r}"
     if path.suffix in PICKLES:
         raise InputError(
             f"{shown} is a pickle, which can run any code and is not read; where PyTorch is: from safetensors.torch "
@@ -68,9 +68,9 @@ def _reading(path: Path, read: Callable[[], Any]) -> Any:
     except InputError:
         raise
     except OSError as error:
-        raise InputError(f"{plain(str(path))} cannot be read: {error.strerror or plain(str(error))}") from None
+        raise InputError(f"{plain_path(path)} cannot be read: {error.strerror or plain(str(error))}") from None
     except Exception as error:  # whatever the libraries raise on damaged files
-        raise InputError(f"{plain(str(path))} is damaged or no {path.suffix} file: {plain(str(error))}") from None
+        raise InputError(f"{plain_path(path)} is damaged or no {path.suffix} file: {plain(str(error))}") from None
 
 
 def _mapping(text: str) -> dict[str, Any]:

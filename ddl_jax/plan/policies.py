@@ -89,4 +89,5 @@ def computed_again(config: Config) -> float:
         layers = total / 3 - 2 * model.vocab_size * model.width
         return (layers - outputs * (backward == "reversible")) / total  # which keeps the outputs
     # An addition's gradient does not ask for the output.
-    return outputs / total if model.remat == "branch" and backward is not None else 0.0
+    adds = model.residual.kind in ("additive", "additive_expanded")
+    return outputs / total if model.remat == "branch" and not adds else 0.0

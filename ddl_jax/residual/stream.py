@@ -18,16 +18,23 @@ from jaxtyping import Array, Float
 
 from ddl_jax.cache import Cache, of
 from ddl_jax.config import ResidualConfig
+from ddl_jax.config.residual import HYPER
 from ddl_jax.errors import InputError
-from ddl_jax.parameters import at, stacked
+from ddl_jax.parameters import at, numbered, stacked
 from ddl_jax.residual.costs import Costs, stream_costs
 from ddl_jax.residual.expansion import EXPANSIONS
+from ddl_jax.residual.hyper_connections import HyperReader, HyperUpdate
+from ddl_jax.residual.mhc import ManifoldReader, ManifoldUpdate
+from ddl_jax.residual.mixing import with_sum
 from ddl_jax.residual.reader import READERS
 from ddl_jax.residual.update import UPDATES
 from pallas_kernels.layout import TokenAxes
 
 State = Float[Array, "batch tokens channels width"]
 Features = Float[Array, "batch tokens width"]
+
+# Update and reader of kinds that mix their streams.
+MIXING = {"hyper_connections": (HyperUpdate, HyperReader), "mhc": (ManifoldUpdate, ManifoldReader)}
 
 
 class Connection(nnx.Module):
@@ -45,7 +52,7 @@ class Connection(nnx.Module):
 
 
 class DeltaStream(nnx.Module):
-    """The residual stream of a whole model, of any kind: the delta rule, its controls, or the plain addition.
+    """The residual stream of a whole model, of any kind: the delta rule, its controls, its rivals or the addition.
 
     Args:
         config: which kind, and its settings; None fields are filled in.
@@ -75,6 +82,11 @@ class DeltaStream(nnx.Module):
         self.readers_used = [i // 2 if config.shared_reader else i for i in range(sublayers)]
         self.readers_used.append(self.readers_used[-1] + 1)
         self.expansion = EXPANSIONS[config.expansion](config, width, rngs)
+        if config.kind in HYPER:
+            update, reader = MIXING[config.kind]
+            self.updates = numbered(lambda rngs, number: update(config, width, rngs, number), sublayers, rngs)
+            self.readers = numbered(lambda rngs, number: reader(config, width, rngs, number), sublayers, rngs)
+            return
         self.updates = stacked(lambda rngs: UPDATES[config.kind](config, width, rngs, token_axes), sublayers, rngs)
         readers = self.readers_used[-1] + 1
         make_reader = READERS[config.reader]
@@ -86,7 +98,7 @@ class DeltaStream(nnx.Module):
 
     def read(self, state: State, sublayer: int, cache: Cache | None = None) -> Features:
         """What the given sublayer (counted from 0) sees."""
-        return at(self.readers, self.readers_used[sublayer])(state, of(cache, f"read {sublayer}"))
+        return at(self._every_reader(), self.readers_used[sublayer])(state, of(cache, f"read {sublayer}"))
 
     def write(
         self, state: State, branch: Features, context: Features, x: Features, sublayer: int, cache: Cache | None = None
@@ -100,7 +112,11 @@ class DeltaStream(nnx.Module):
 
     def connections(self) -> Connection:
         """A stack with one connection per sublayer; slice it, or scan over it."""
-        return Connection(self.updates, at(self.readers, jnp.array(self.readers_used[1:])))
+        return Connection(self.updates, at(self._every_reader(), jnp.array(self.readers_used[1:])))
+
+    def _every_reader(self) -> nnx.Module:
+        """A stack, with the final read behind the others, which in streams that are summed up has no parameters."""
+        return with_sum(self.readers) if self.config.kind in HYPER else self.readers
 
     def costs(self) -> Costs:
         """FLOPs and elements moved, per token, of one forward pass through the stream."""

@@ -58,8 +58,8 @@ class DeltaUpdate(nnx.Module):
         self.value = Value(config.value, width, config.value_channels, rngs)
         self.gate = Gate(config.gate, width, rngs)
         self.direction = DIRECTIONS[config.direction](config, width, rngs)
-        # Value and gate are both linear in the context.
         self.skip_below = 0.0  # edits with a gate below it are left out (`ddl_jax.inference.skipping`)
+        # Value and gate are both linear in the context.
         self.joint = config.value.constant is None and config.value.source == "context" and config.gate.hidden == 0
 
     def edit(self, branch: Features, context: Features, x: Features, cache: Cache | None = None):

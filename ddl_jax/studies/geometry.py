@@ -5,7 +5,7 @@ what `pallas_kernels.rewrite` did, and not a second copy of it (notebooks/1_geom
 matplotlib (the extra `plots`) is imported when the first figure is drawn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxtyping import Array, Float
@@ -277,6 +277,24 @@ def guard_figure(norms: Float[Array, "norms"], squares: Float[Array, "norms"], e
     axes.set_xscale("log")
     axes.set_ylim(-0.05, 1.08)
     return _finish(figure, axes, "length of the sublayer's output ‖h‖", "ρ = ‖k‖²", "No output, no edit")
+
+
+def undo_figure(errors: Mapping[str, Float[Array, "edits"]]) -> "Figure":
+    """A stack of edits undone from the last to the first.
+
+    Args:
+        errors: by what was done, ‖found − X‖/‖X‖ of the state before each edit.
+
+    Returns:
+        A line for each, over the number of edits that were undone.
+    """
+    figure, (axes,) = _figure(1, width=7.2, height=3.9)
+    for (name, error), color, marker in zip(errors.items(), SERIES, MARKERS, strict=False):
+        (error,) = _numpy(error)
+        undone = np.arange(1, len(error) + 1)
+        axes.semilogy(undone, error[::-1], color=color, marker=marker, markersize=4, linewidth=1.5, label=name)
+    _legend(axes, loc="upper left", bbox_to_anchor=(0, 0.94))
+    return _finish(figure, axes, "edits undone", "relative error of the state", "Undoing without dividing stays exact")
 
 
 def _figure(panels: int, *, width: float, height: float, **shared: bool) -> "tuple[Figure, Sequence[Axes]]":

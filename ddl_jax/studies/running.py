@@ -23,7 +23,7 @@ from ddl_jax.studies.jobs import Jobs
 from ddl_jax.studies.measuring import measure
 from ddl_jax.studies.places import Place, places, start
 from ddl_jax.studies.schedule import Plan, plan
-from ddl_jax.studies.table import Display, show_plan
+from ddl_jax.studies.table import Display, said, show_plan
 
 DONE, FAILED, STOPPED = 0, 1, 3  # exit codes
 PER_HEAD = {"gpu": 8}  # features of a widened head are a multiple of it; elsewhere of 2, for RoPE
@@ -221,7 +221,7 @@ def _farewell(jobs: Jobs, request: Request, stopped: bool, console: Console) -> 
     failed = [run for run in jobs.failures if jobs.state(run) == "failed"]
     for run, message in jobs.failures.items():
         log = run.beside(request.folder, "log")
-        console.print(f"{jobs.state(run)}: {message} (see {log})", markup=False, soft_wrap=True)
+        console.print(f"{said(run)}: {message} (see {log})", markup=False, soft_wrap=True)
     console.print(jobs.summary(), markup=False, soft_wrap=True)
     if failed:
         console.print("Runs that failed are begun again with --retry.")

@@ -205,7 +205,7 @@ class _Run:
         processes = processes if count > 1 else ""
         kernels = f"Kernels: {self.kernels}\n" if self.kernels else ""
         shape = f"{model.layers} layers, width {model.width}, V = {residual.value_channels}"
-        reader = "" if residual.reader == "identity" else f", {residual.reader} reader"
+        reader = "" if residual.reader in (None, "identity") else f", {residual.reader} reader"
         self.console.print(
             f"Model: {residual.kind} ({residual.preset} preset), {shape}{reader}; {parameters:,} parameters, "
             f"{flops_per_token(model) / 1e6:,.1f} MFLOP per token\n"

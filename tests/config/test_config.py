@@ -61,8 +61,49 @@ BROKEN_RULES = [
         "model.logit_base_width 0 must be at least 1; nearest: 1",
     ),
     ({"model.compute_dtype": "fp8"}, "model.compute_dtype 'fp8' must be one of auto, float32, bfloat16, float64"),
-    ({R + "kind": "plain"}, f"{R}kind 'plain' must be one of additive, additive_expanded, write_only, delta"),
-    ({R + "kind": ["delta"]}, f"{R}kind ['delta'] must be one of additive, additive_expanded, write_only, delta"),
+    (
+        {R + "kind": "plain"},
+        f"{R}kind 'plain' must be one of additive, additive_expanded, write_only, delta, hyper_connections, mhc",
+    ),
+    (
+        {R + "kind": ["delta"]},
+        f"{R}kind ['delta'] must be one of additive, additive_expanded, write_only, delta, hyper_connections, mhc",
+    ),
+    (
+        {R + "kind": "hyper_connections", R + "reader": "channel"},
+        f"{R}reader 'channel' does not apply: kind 'hyper_connections' reads its streams by matrices of its own; "
+        "remove it",
+    ),
+    (
+        {R + "kind": "hyper_connections", R + "shared_reader": False},
+        f"{R}shared_reader false does not apply: kind 'hyper_connections' reads its streams by matrices of its own; "
+        "remove it",
+    ),
+    (
+        {R + "kind": "mhc", R + "backward": "reversible"},
+        f"{R}backward 'reversible' does not apply: kind 'mhc' has no gate, value or direction; remove it",
+    ),
+    (
+        {R + "kind": "mhc", R + "gate.hidden": 4},
+        f"{R}gate.hidden 4 does not apply: kind 'mhc' has no gate, value or direction; remove it",
+    ),
+    (
+        {R + "kind": "mhc", R + "expansion": "convolution"},
+        f"{R}expansion 'convolution' must be 'repeat' with kind 'mhc', whose streams start as copies of the embedding",
+    ),
+    (
+        {R + "kind": "mhc", R + "value_channels": 1},
+        f"{R}value_channels 1 must be at least 2 with kind 'mhc': a stream alone has nothing to mix with; nearest: 2",
+    ),
+    (
+        {R + "kind": "mhc", R + "kernel": "pallas"},
+        f"{R}kernel 'pallas' does not apply: kind 'mhc' has no kernels; use 'auto'",
+    ),
+    (
+        {R + "kind": "mhc", R + "dynamic": True},
+        f"{R}dynamic true does not apply: kind is 'mhc', not 'hyper_connections'; remove it",
+    ),
+    ({R + "dynamic": False}, f"{R}dynamic false does not apply: kind is 'delta', not 'hyper_connections'; remove it"),
     ({R + "preset": None}, f"{R}preset null must be one of paper, official_code"),
     (
         {R + "kind": "additive", R + "value_channels": 4},
@@ -273,6 +314,11 @@ def test_defaults_resolve_to_the_paper():
     [
         ({"kind": "additive"}, {"value_channels": 1, "reader": "identity", "expansion": "repeat", "epsilon": None}),
         ({"kind": "additive_expanded"}, {"value_channels": 4, "reader": "channel", "direction": None}),
+        (
+            {"kind": "hyper_connections"},
+            {"value_channels": 4, "reader": None, "expansion": "repeat", "dynamic": True, "backward": None},
+        ),
+        ({"kind": "mhc"}, {"value_channels": 4, "reader": None, "expansion": "repeat", "dynamic": None}),
         ({"value_channels": 1}, {"reader": "identity", "expansion": "repeat", "reader_initial": None}),
         ({"value_channels": 1, "reader": "token"}, {"reader_taps": 4, "shared_reader": False}),
         ({"reader": "token"}, {"reader_taps": 4, "reader_form": None, "reader_initial": "mean"}),

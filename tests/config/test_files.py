@@ -19,10 +19,12 @@ from ddl_jax.config.files import (
     resumed,
     to_dict,
 )
+from ddl_jax.config.study import arm_config, load_experiment, load_study
 from ddl_jax.errors import InputError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-FILES = sorted(CONFIGS.rglob("*.yaml"))
+STUDIES = sorted(path for path in (CONFIGS / "studies").glob("*.yaml") if path.stem != "laptop")
+FILES = sorted(set(CONFIGS.rglob("*.yaml")) - set(STUDIES))
 
 
 def load(path: Path) -> Config:
@@ -186,6 +188,8 @@ def test_a_path_that_is_not_a_readable_file(write):
     assert message(".") == ".: cannot be read: Is a directory"
     assert message("") == ".: cannot be read: Is a directory"
     assert message("x" * 5000).endswith(": cannot be read: File name too long")
+    assert message("folder/" * 30 + "b.yaml").startswith("...")  # the end of a path says which file it is
+    assert message("folder/" * 30 + "b.yaml").endswith("folder/b.yaml: cannot be read: No such file or directory")
     assert message("a\0b\n") == "a\\x00b: is not the path of a file"
 
 
@@ -393,3 +397,12 @@ def test_quickstart_and_bench():
         model, training = config.model, config.training
         assert (model.layers, model.width, model.heads, model.head_dim, model.vocab_size) == (4, 256, 2, 128, 8192)
         assert (training.batch_size, model.context_length, training.unroll) == (8, 256, 4)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_studies(path):
+    study = load_study(path)
+    for file in study.experiments.values():
+        experiment = load_experiment([file], {})
+        for arm in study.arms:
+            assert arm_config(study, experiment, arm) == arm_config(study, experiment, arm).resolve()

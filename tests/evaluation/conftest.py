@@ -1,12 +1,12 @@
 """Settings for these tests: programs run a few times on a few numbers."""
 
-import jax
 import pytest
 
+from tests.quick import quick_compilation
 
-@pytest.fixture(scope="package", autouse=True)
+
+@pytest.fixture(scope="module", autouse=True)
 def compile_fast():
-    """Most of the time would be compilation."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    """Most of the time would be compilation. (Of a package, it would last: tests of others come in between.)"""
+    with quick_compilation():
+        yield

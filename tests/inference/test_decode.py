@@ -26,6 +26,8 @@ STREAMS = {
     "official CC": ResidualConfig(**OFFICIAL),
     "official TC without EC": ResidualConfig(reader="token", expansion="repeat", **OFFICIAL),
     "attention": ResidualConfig(value_channels=2, direction="attention", direction_width=3),
+    "hyper_connections": ResidualConfig(kind="hyper_connections", value_channels=2),
+    "mhc": ResidualConfig(kind="mhc", value_channels=3),
     "official mlp": ResidualConfig(value_channels=2, direction="mlp", **OFFICIAL),
 }
 every_stream = pytest.mark.parametrize("name", STREAMS)

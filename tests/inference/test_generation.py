@@ -140,5 +140,7 @@ def test_what_cannot_be_generated_is_said_in_one_line(arguments, message, capsys
 def test_a_model_without_gates_has_nothing_to_skip():
     with pytest.raises(InputError, match="kind 'additive' has no gate"):
         skipping(make_model(ResidualConfig(kind="additive")), 0.1)
+    with pytest.raises(InputError, match="kind 'mhc' has no gate"):
+        skipping(make_model(ResidualConfig(kind="mhc")), 0.1)
     with pytest.raises(InputError, match="skip_below 3.0 must lie in"):
         skipping(make_model(ResidualConfig()), 3.0)

@@ -225,6 +225,7 @@ def test_the_value_of_a_constant_may_be_left_out():
     [
         ({"kind": "write_only"}, "model.residual.kind 'write_only' has no counterpart in the official code"),
         ({"kind": "additive_expanded"}, "model.residual.kind 'additive_expanded' has no counterpart"),
+        ({"kind": "mhc"}, "model.residual.kind 'mhc' has no counterpart in the official code"),
         ({}, "model.residual.reader_form 'direct' has no counterpart in the official code, where it is 'convolution'"),
         ({"direction": "mlp", "preset": "official_code"}, "model.residual.direction 'mlp' has no counterpart"),
         ({"shared_reader": False, "preset": "official_code"}, "model.residual.shared_reader false has no counterpart"),

@@ -49,6 +49,13 @@ STREAMS: dict[str, ResidualConfig] = {
         kind="write_only", value_channels=2, reader="token", gate=TWO_LAYER, **OFFICIAL
     ),
     "write_only attention": ResidualConfig(kind="write_only", value_channels=2, direction="attention"),
+    # Hyper-connections. Of one stream, a norm takes back what its reader does, so that V = 1 is not among them.
+    "hyper_connections": ResidualConfig(kind="hyper_connections"),
+    "hyper_connections V2": ResidualConfig(kind="hyper_connections", value_channels=2),
+    "hyper_connections static": ResidualConfig(kind="hyper_connections", dynamic=False),
+    "hyper_connections static V2": ResidualConfig(kind="hyper_connections", value_channels=2, dynamic=False),
+    "mhc": ResidualConfig(kind="mhc"),
+    "mhc V3": ResidualConfig(kind="mhc", value_channels=3),
 }
 
 

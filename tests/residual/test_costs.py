@@ -19,6 +19,10 @@ EXPECTED = {
         2 * (30 + 40 + 66),
         20 + 2 * 30,
     ),
+    # Two updates of M_res H (2V²d), m_post h and m_pre H (2Vd each); the sum at the end; norms and products before it.
+    "static": (ResidualConfig(kind="hyper_connections", dynamic=False), 2 * (320 + 160) + 30, 50 + 2 * 90 + 3 * 50),
+    "dynamic": (ResidualConfig(kind="hyper_connections"), 2 * (480 + 160 + 80 * 6) + 30, 50 + 2 * 90 + 3 * 50),
+    "mhc": (ResidualConfig(kind="mhc", value_channels=2), 2 * (160 + 80 + 40 * 8) + 10, 30 + 2 * 50 + 3 * 30),
 }
 
 

@@ -146,3 +146,10 @@ def test_guard_figure_marks_where_the_output_is_as_long_as_epsilon():
     (axes,) = drawn(geometry.guard_figure(norms, squares, 1e-5)).axes
     np.testing.assert_array_equal(line(axes, "ρ"), np.stack([norms, squares], axis=-1))
     assert texts(axes)["‖h‖ = ε"][0] == 1e-5 and axes.get_xscale() == "log"
+
+
+def test_undo_figure_counts_from_the_last_edit():
+    (axes,) = drawn(geometry.undo_figure({"kept": np.array([1e-6, 1e-7]), "divided": np.array([1e2, 1e-3])})).axes
+    np.testing.assert_array_equal(line(axes, "kept"), [(1, 1e-7), (2, 1e-6)])
+    np.testing.assert_array_equal(line(axes, "divided"), [(1, 1e-3), (2, 1e2)])
+    assert axes.get_yscale() == "log"

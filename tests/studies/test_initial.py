@@ -10,6 +10,13 @@ from ddl_jax.config import GateConfig, ResidualConfig, TransformerConfig
 from ddl_jax.studies.initial import first_updates
 from ddl_jax.training.step import Batch
 from ddl_jax.transformer import Transformer
+from tests.quick import quick_compilation
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    with quick_compilation():
+        yield
 
 
 def model_of(**residual) -> tuple[Transformer, Batch]:
@@ -50,3 +57,9 @@ def test_what_is_not_finite_is_none():
     model.embedding[...] = model.embedding[...] * jnp.nan
     found = first_updates(model, batch)
     assert found["loss"] is None and found["sublayers"][0]["relative_update"] is None
+
+
+@pytest.mark.parametrize("kind", ["hyper_connections", "mhc"])
+def test_kinds_that_mix_channels_have_no_gate(kind):
+    found = first_updates(*model_of(kind=kind, value_channels=2))
+    assert all(sublayer["gate"] is None and sublayer["relative_update"] > 0 for sublayer in found["sublayers"])

@@ -31,6 +31,8 @@ CASES = {
     "delta mlp": FSDP,
     "official": TENSOR,
     "write_only attention": {"data": 4, "fsdp": 2},
+    "hyper_connections V2": {"data": 2, "tensor": 2, "fsdp": 2},
+    "mhc V3": TENSOR,
 }
 
 

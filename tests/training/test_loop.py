@@ -22,16 +22,16 @@ from ddl_jax.config.files import dump_config
 from ddl_jax.errors import InputError
 from ddl_jax.training import loop, train
 from ddl_jax.training.run_directory import LOCK, RunDirectory
+from tests.quick import quick_compilation
 from tests.training.runs import ROOT, final_state, metrics, settled, tiny_config
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
+def compile_fast():
     """These tests train tiny models many times over, and most of that is compilation. (Those of resuming do not.)"""
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for processes that a test starts
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    with quick_compilation():
+        yield
     del os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"]
 
 

@@ -50,6 +50,15 @@ def test_weights_decay_and_gains_and_biases_do_not_at_every_depth(layers):
     assert paper == (DECAYING - official_only | PAPER, NOT_DECAYING - {"stream/updates/value/bias"})
 
 
+@pytest.mark.parametrize("kind", ["hyper_connections", "mhc"])
+def test_what_makes_matrices_of_the_token_decays_and_their_static_parts_and_scales_do_not(kind):
+    decaying, not_decaying = split_by_decay(parameters_of(2, ResidualConfig(kind=kind)))
+    stream = [{path for path in paths if "stream" in path} for paths in (decaying, not_decaying)]
+    parts = ("readers/{}", "updates/output_{}", "updates/mixing_{}")
+    assert stream[0] == {f"stream/{part.format('weight')}" for part in parts}
+    assert stream[1] == {f"stream/{part.format(name)}" for part in parts for name in ("scale", "static")}
+
+
 @pytest.mark.parametrize("direction", DIRECTION)
 def test_the_weights_of_directions_decay(direction):
     decaying, _ = split_by_decay(parameters_of(1, ResidualConfig(direction=direction)))
