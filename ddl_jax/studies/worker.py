@@ -15,9 +15,9 @@ from ddl_jax.stop import StopRequest
 
 def main(arguments: list[str]) -> int:
     """Runs a command: `train` as train.py does, `bench`, `initial` or `devices`; returns its exit code."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     from ddl_jax.command_line import exit_code
 
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     command, *rest = arguments
     if command != "train":
         module = {"bench": "ddl_jax.bench", "initial": "ddl_jax.studies.initial"}

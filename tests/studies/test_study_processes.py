@@ -44,6 +44,7 @@ def test_killed_and_gone_on_with(tmp_path):
         finally:
             first.kill()
     wait_for(lambda: not workers(out))
+    assert "diverged" not in BROKEN.beside(out, "log").read_text(), "the worker went on by itself to the end of its run"
     assert final_loss(PLAIN.folder(out), 3) == pytest.approx(5.5, abs=0.5)
     files = [out / "measured.json", out / "initial.json", PLAIN.folder(out) / "metrics.jsonl"]
     before = [file.stat().st_mtime_ns for file in files]
