@@ -12,7 +12,7 @@ from ddl_jax.studies.design import Cost
 
 Bench = Callable[[Mapping[str, Config], int], Mapping[str, dict]]  # (configurations by name, rounds) → results of each
 
-COARSE, FINE, FINAL = 10, 30, 60  # rounds
+COARSE, FINE, FINAL = 5, 20, 40  # rounds
 SPREAD = (1.0, 1.2, 1.4, 1.7, 2.0)  # widths that are tried first, over that of the experiment
 WIDEST = 8  # times that of the experiment, where the search gives up
 

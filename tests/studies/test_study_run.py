@@ -14,7 +14,7 @@ import yaml
 
 from ddl_jax import study
 from ddl_jax.errors import InputError
-from ddl_jax.studies import folder, places
+from ddl_jax.studies import folder, jobs, places
 from ddl_jax.studies.design import PlannedRun
 from ddl_jax.studies.schedule import Progress
 from ddl_jax.studies.table import Display, Row, shown_rows
@@ -44,6 +44,7 @@ def begin(tmp_path, monkeypatch):
     """(changes to the study, *arguments) → exit code of the command."""
     monkeypatch.setattr(places, "command", lambda arguments: [sys.executable, "-S", *path, str(WORKER), *arguments])
     path = ["-c", f"import sys, runpy; sys.path += {sys.path!r}; runpy.run_path(sys.argv.pop(1), run_name='__main__')"]
+    monkeypatch.setattr(jobs, "POLL", 0.02)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(EXPERIMENT))
 
     def begin(changes: dict, *arguments: str) -> int:
