@@ -144,8 +144,10 @@ def test_a_stop_request_ends_in_good_order_and_the_same_command_goes_on(begin, o
 
 def test_each_run_has_its_share_of_the_cores(begin, out):
     cores = sorted(os.sched_getaffinity(0))
-    assert begin({}, "--jobs", "1") == 0
+    assert begin({}, "--seeds", "0", "--jobs", "1") == 0
     assert {file.read_text().strip() for file in out.glob("runs/*/*/starts")} == {str(cores)}
+    assert begin({}) == 0  # one on each core
+    assert {file.read_text().strip() for file in out.glob("runs/*/*seed1/starts")} <= {f"[{core}]" for core in cores}
     assert sorted(os.sched_getaffinity(0)) == cores
 
 
