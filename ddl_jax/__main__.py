@@ -13,6 +13,7 @@ COMMANDS = {
     "bench": "times the training step and the forward pass of one or several configurations, or their input",
     "generate": "continues prompts with a trained run's model",
     "evaluate": "how good a trained run is: loss on its held-out text, and tasks of lm-evaluation-harness",
+    "study": "compares arms over seeds: study run trains them in pairs, study report says what was found",
     "convert": "official PyTorch weights into a run directory, and back",
 }
 

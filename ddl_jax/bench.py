@@ -106,8 +106,9 @@ def measure(configs: list[tuple[str, Config]], rounds: int) -> list[dict]:
 
     Returns:
         For each: `config`, `train_step_seconds` and `forward_seconds` (medians), `tokens_per_second` of training,
-        `compile_seconds` of the training step, `parameters`, `flops_per_token`, `kernels` (which implementation of
-        the stream's operations ran, and why; empty where it has none), and `train_step_ratio` to the first.
+        `compile_seconds` of the training step, `device` (its kind), `parameters`, `flops_per_token`, `kernels` (which
+        implementation of the stream's operations ran, and why; empty where it has none), and `train_step_ratio` to the
+        first.
 
     Raises:
         InputError: a configuration asks for kernels that do not run here, or does not divide over the devices.
@@ -184,6 +185,7 @@ class _Contender:
             "forward_seconds": statistics.median(self.forward_seconds),
             "tokens_per_second": self.batch.tokens.size / step,
             "compile_seconds": self.compile_seconds,
+            "device": jax.devices()[0].device_kind,
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(self.state.parameters)),
             "flops_per_token": flops_per_token(self.config.model),
             "kernels": self.kernels,

@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args, get_origin
 import jsonargparse
 
 from ddl_jax.config import Config
-from ddl_jax.config.files import fields, from_settings, load_file, overlay, similar_names, typed_settings
+from ddl_jax.config.files import Settings, fields, from_settings, load_file, overlay, similar_names, typed_settings
 from ddl_jax.config.rules import shown
 from ddl_jax.errors import InputError, RunError, is_out_of_memory
 from ddl_jax.stop import interruptible
@@ -135,6 +135,12 @@ def parse(parser: jsonargparse.ArgumentParser, arguments: list[str]) -> jsonargp
     raise InputError(f"unknown option {shown(word)}; " + (f"did you mean {similar}?" if similar else "see --help"))
 
 
+def read_overrides(options: jsonargparse.Namespace) -> Settings:
+    """The settings that the command line names one by one; raises InputError on one of another type."""
+    names = {field.name for field in dataclasses.fields(Config)}
+    return typed_settings({key: value for key, value in options.as_dict().items() if key in names})
+
+
 def read_config(options: jsonargparse.Namespace, file: str | None = None) -> Config:
     """The resolved configuration of a command: `file`, then each `--config`, then the overrides.
 
@@ -142,9 +148,7 @@ def read_config(options: jsonargparse.Namespace, file: str | None = None) -> Con
         InputError: a file cannot be used, or the configuration breaks a rule.
     """
     files = ([file] if file else []) + options.config
-    names = {field.name for field in dataclasses.fields(Config)}
-    overrides = typed_settings({key: value for key, value in options.as_dict().items() if key in names})
-    settings = functools.reduce(overlay, [*map(load_file, files), overrides], {})
+    settings = functools.reduce(overlay, [*map(load_file, files), read_overrides(options)], {})
     try:
         return from_settings(settings).resolve()
     except InputError as error:  # of several configurations, say which one

@@ -1,6 +1,6 @@
 """The settings of a study: arms that differ in a few settings of an experiment, compared seed by seed."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
 import functools
 import os
@@ -256,3 +256,20 @@ def _widened(settings: Settings, width: int) -> Settings:
 def load_experiment(files: list[str], overrides: Settings) -> Settings:
     """The settings of configuration files, later over earlier, and of overrides over them all."""
     return functools.reduce(overlay, [*map(load_file, files), overrides], {})
+
+
+def require_effect(study: StudyConfig, overrides: Settings) -> None:
+    """Checks that settings for all arms reach them; raises InputError for one that an arm sets to something else."""
+    for name, arm in study.arms.items():
+        for key, value in _leaves(overrides):
+            own = dict(_leaves(arm.settings))
+            if key in own and own[key] != value:
+                raise InputError(f"--{key} {shown(value)} has no effect on arm {name}, which sets {shown(own[key])}")
+
+
+def _leaves(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

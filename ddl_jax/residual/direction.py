@@ -30,8 +30,8 @@ class MlpDirection(nnx.Module):
 
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         std = 0.5 / width**0.5
-        self.input = normal(rngs, (width, config.direction_width), std, axes=("width", None))
         self.output = normal(rngs, (config.direction_width, width), std, axes=(None, "width"))
+        self.input = normal(rngs, (width, config.direction_width), std, axes=("width", None))
 
     def remember(self, context: Features, cache: Cache) -> None:
         """Keeps what later tokens need of these, when their edit is left out: nothing."""
@@ -45,10 +45,10 @@ class AttentionDirection(nnx.Module):
 
     def __init__(self, config: ResidualConfig, width: int, rngs: nnx.Rngs):
         std = 0.5 / width**0.5
+        self.output = normal(rngs, (config.direction_width, width), std, axes=(None, "width"))
         self.query = normal(rngs, (width, config.direction_width), std, axes=("width", None))
         self.key = normal(rngs, (width, config.direction_width), std, axes=("width", None))
         self.value = normal(rngs, (width, config.direction_width), std, axes=("width", None))
-        self.output = normal(rngs, (config.direction_width, width), std, axes=(None, "width"))
 
     def remember(self, context: Features, cache: Cache) -> None:
         """Keeps what later tokens need of these, when their edit is left out: keys and values."""

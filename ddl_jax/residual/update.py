@@ -54,9 +54,10 @@ class DeltaUpdate(nnx.Module):
         self.epsilon = config.epsilon
         self.erase = config.kind == "delta"
         self.kernel, self.token_axes = config.kernel, token_axes
-        self.direction = DIRECTIONS[config.direction](config, width, rngs)
+        # What models differ in comes last, so that they start from the same other parameters.
         self.value = Value(config.value, width, config.value_channels, rngs)
         self.gate = Gate(config.gate, width, rngs)
+        self.direction = DIRECTIONS[config.direction](config, width, rngs)
         self.skip_below = 0.0  # edits with a gate below it are left out (`ddl_jax.inference.skipping`)
         # Value and gate are both linear in the context.
         self.joint = config.value.constant is None and config.value.source == "context" and config.gate.hidden == 0

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from ddl_jax.config import ValueConfig
 from ddl_jax.linear import project
-from ddl_jax.parameters import bias, normal
+from ddl_jax.parameters import bias, weight
 from ddl_jax.precision import at_least_float32
 from ddl_jax.remat import PRODUCT
 
@@ -22,11 +22,12 @@ class Value(nnx.Module):
     def __init__(self, config: ValueConfig, width: int, channels: int, rngs: nnx.Rngs):
         self.config = config
         self.channels = channels
+        key = rngs.params()  # one, whatever is drawn with it: what others draw does not depend on it
         if config.constant is None:
-            self.weight = normal(rngs, (channels, width), 0.5 / width**0.5)
+            self.weight = weight(0.5 / width**0.5 * jax.random.normal(key, (channels, width), jnp.float32))
             if config.bias:
-                bound = width**-0.5
-                self.bias = bias(jax.random.uniform(rngs.params(), (channels,), minval=-bound, maxval=bound))
+                bound, key = width**-0.5, jax.random.fold_in(key, 1)
+                self.bias = bias(jax.random.uniform(key, (channels,), minval=-bound, maxval=bound))
 
     def __call__(
         self,

@@ -2,10 +2,11 @@
 
 DIR/study.json                            the study and the settings that its arms share
 DIR/measured.json                         what the arms cost, measured once, from which follow the steps of each
+DIR/arms/ARM.yaml                         the configuration of each, but for what differs from run to run
 DIR/initial.json                          how large the arms' first updates are
 DIR/runs/ARM/steps1200_lr0.004_seed0/     a run directory, as train.py leaves it
 DIR/runs/ARM/steps1200_lr0.004_seed0.log  what that run printed
-DIR/runs/ARM/steps1200_lr0.004_seed0.failed.json   if it failed: exit code and last line
+DIR/runs/ARM/steps1200_lr0.004_seed0.failed.json   if it failed: exit code (or minus a signal), message
 """
 
 from collections.abc import Mapping
@@ -51,6 +52,10 @@ class PlannedRun:
     def folder(self, study_dir: Path) -> Path:
         """Its run directory."""
         return study_dir / "runs" / self.arm / self.name
+
+    def beside(self, study_dir: Path, ending: str) -> Path:
+        """A file next to its run directory: `log` is what it printed, `failed.json` how it failed."""
+        return self.folder(study_dir).with_name(f"{self.name}.{ending}")
 
 
 def steps_for(budget: Budget, steps: int, cost: Cost, reference: Cost) -> int:
