@@ -11,7 +11,7 @@ from typing import Any
 from ddl_jax.atomic import write_atomically
 from ddl_jax.config import Config
 from ddl_jax.config.files import RESUMABLE, Settings, difference, dump_config, from_settings, load_file, overlay
-from ddl_jax.config.rules import plain, shown
+from ddl_jax.config.rules import plain, plain_path, shown
 from ddl_jax.config.study import StudyConfig
 from ddl_jax.errors import InputError
 from ddl_jax.studies.design import Cost
@@ -28,13 +28,13 @@ def held(folder: Path) -> Iterator[None]:
         lock = open(folder / LOCK, "a")  # noqa: SIM115, closed below
     except OSError as error:
         reason = "is not a folder" if isinstance(error, FileExistsError) else f"cannot be written: {error.strerror}"
-        raise InputError(f"run_dir {shown(str(folder))} {reason}; use another --run_dir") from None
+        raise InputError(f"run_dir {plain_path(folder)!r} {reason}; use another --run_dir") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             message = "is in use by another process; use another --run_dir, or wait"
-            raise InputError(f"run_dir {shown(str(folder))} {message}") from None
+            raise InputError(f"run_dir {plain_path(folder)!r} {message}") from None
         yield
 
 
@@ -55,7 +55,7 @@ def require_as_begun(folder: Path, study: StudyConfig, configs: dict[str, Config
     Raises:
         InputError: what the finished runs or the measured costs stand for has changed.
     """
-    where = f"{plain(str(folder))} holds a study"
+    where = f"{plain_path(folder)} holds a study"
     recorded = read_json(folder / "study.json")
     if recorded is not None:
         before = recorded["study"]
@@ -110,7 +110,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise InputError(f"{plain(str(path))} cannot be read ({plain(str(error))}); restore it") from None
+        raise InputError(f"{plain_path(path)} cannot be read ({plain(str(error))}); restore it") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from ddl_jax.config.rules import plain, plain_path
 from ddl_jax.config.study import Arm, Reading, StudyConfig
 from ddl_jax.errors import InputError
 from ddl_jax.studies.design import Cost, PlannedRun, final_loss, metrics
+from ddl_jax.studies.folder import costs_of, read_json
 
 State = Literal["finished", "diverged", "failed", "half-done", "not begun"]
 REASON = 300  # characters of it that are kept
@@ -82,12 +82,12 @@ def outcome(folder: Path, run: PlannedRun) -> Outcome:
     loss = final_loss(directory, run.steps)
     if loss is not None:
         return Outcome("finished", step, loss, curve=curve)
-    failure = directory.with_name(f"{run.name}.failed.json")
-    if failure.is_file():
-        said = _read(failure)
+    failure = run.beside(folder, "failed.json")
+    said = read_json(failure)
+    if said is not None:
         try:
             code, message = said["exit_code"], " ".join(str(said["message"]).split())[:REASON]
-        except KeyError as error:
+        except (KeyError, TypeError) as error:
             reason = f"is damaged ({error} is missing); restore or remove it"
             raise InputError(f"{plain_path(failure)} {reason}") from None
         return Outcome("diverged" if code == DIVERGED else "failed", step, reason=message, curve=curve)
@@ -105,18 +105,17 @@ def read_record(folder: Path) -> StudyRecord:
     """
     if not folder.is_dir():
         raise InputError(f"{plain_path(folder)} is not a folder; name a study's file, or the folder of its runs")
-    if not (folder / "study.json").is_file():
+    settled, measured, initial = (read_json(folder / f"{name}.json") for name in ("study", "measured", "initial"))
+    if settled is None:
         raise InputError(f"{plain_path(folder)} holds no study.json, so no study; `ddl study run` makes one")
-    if not (folder / "measured.json").is_file():
+    if measured is None:
         raise InputError(f"{plain_path(folder)}: nothing is measured yet, nothing has run; `ddl study run` does both")
-    settled, measured = _read(folder / "study.json"), _read(folder / "measured.json")
-    initial = _read(folder / "initial.json") if (folder / "initial.json").is_file() else {}
     try:
         study = _study(settled["study"])
         experiment = from_settings(typed_settings(settled["experiment"])).resolve()
-        costs = {arm: _cost(fields) for arm, fields in measured["arms"].items() if arm in study.arms}
+        costs = {arm: cost for arm, cost in costs_of(measured).items() if arm in study.arms}
         device = str(measured["device"])
-        initial = {arm: _initial(found) for arm, found in initial.items()}
+        initial = {arm: _initial(found) for arm, found in (initial or {}).items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__} {error}"
         raise InputError(
@@ -127,16 +126,6 @@ def read_record(folder: Path) -> StudyRecord:
     return StudyRecord(folder, study, experiment, costs, device, initial)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{plain_path(path)} cannot be read ({plain(str(error))}); restore it") from None
-    if not isinstance(tree, dict):
-        raise InputError(f"{plain_path(path)} must hold names and values; restore it")
-    return tree
-
-
 def _study(tree: dict[str, Any]) -> StudyConfig:
     """The study that `dataclasses.asdict` has turned into plain dictionaries, and JSON its tuples into lists."""
     tree = {key: tuple(value) if isinstance(value, list) else value for key, value in tree.items()}
@@ -144,10 +133,6 @@ def _study(tree: dict[str, Any]) -> StudyConfig:
     study = StudyConfig(**tree | {"arms": arms, "readings": tuple(Reading(**reading) for reading in tree["readings"])})
     study.validate()
     return study
-
-
-def _cost(fields: Mapping[str, Any]) -> Cost:
-    return Cost(**{field.name: fields[field.name] for field in dataclasses.fields(Cost)})
 
 
 def _initial(tree: Mapping[str, Any]) -> dict:
