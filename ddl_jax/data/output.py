@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from ddl_jax.atomic import write_atomically
-from ddl_jax.config.rules import shown
+from ddl_jax.config.rules import plain_path, shown
 from ddl_jax.data.index import FORMAT, INDEX, read_record
 from ddl_jax.data.tokenizer import FILE_NAME
 from ddl_jax.data.writer import PARTIAL, Shard, Written, writing
@@ -155,8 +155,9 @@ class OutputFolder:
             elif isinstance(now, list):
                 first = next((pair for pair in zip(was, now, strict=False) if pair[0] != pair[1]), None)
                 was, now = first or (f"{len(was)} files", f"{len(now)} files")
+            was, now = (plain_path(repr(it)) if isinstance(it, str) else shown(it) for it in (was, now))
             raise InputError(
-                f"{self.shown} was begun with another {name.replace('_', ' ')} (was {shown(was)}, now {shown(now)}); "
+                f"{self.shown} was begun with another {name.replace('_', ' ')} (was {was}, now {now}); "
                 "use another folder, or the recorded values"
             )
 
