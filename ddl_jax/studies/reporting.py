@@ -1,5 +1,6 @@
 """`ddl study report`: what a study has found, from its directory alone."""
 
+from collections import Counter
 import importlib.util
 import json
 from pathlib import Path
@@ -92,10 +93,12 @@ def _show(summary: Summary, out: Path) -> None:
     console.print(summary.question, soft_wrap=True)
     console.print(f"{summary.runs_finished} of {summary.runs_planned} runs have finished.")
     for state in ("diverged", "failed", "half-done", "not begun"):
-        runs = [f"{run.arm} seed {run.seed}" for run in summary.missing if run.state == state]
+        runs = Counter(f"{run.arm} seed {run.seed}" for run in summary.missing if run.state == state)
         if runs:
-            more = f" and {len(runs) - 6} more" if len(runs) > 6 else ""
-            console.print(f"{state.upper()}, left out: {', '.join(runs[:6])}{more}", soft_wrap=True)
+            first = runs.most_common(6)
+            named = ", ".join(name if n == 1 else f"{name} ({n} runs)" for name, n in first)
+            rest = runs.total() - sum(n for _, n in first)
+            console.print(f"{state.upper()}, left out: {named}{f' and {rest} more' if rest else ''}", soft_wrap=True)
     for reading in summary.readings:
         found = tables.differences(reading)
         columns = [found.header.index(name) for name in SHOWN]

@@ -154,13 +154,17 @@ def test_a_finished_run_counts_whatever_was_said_before(tmp_path):
     assert summary(folder).readings[0].arms["plain"].losses == {0: 3.0}
 
 
-def test_missing_runs_of_a_kind_share_a_row(tmp_path):
+def test_missing_runs_of_a_kind_share_a_row(tmp_path, capsys, undrawn):
     folder = begin(tmp_path, study(TOKENS, SECONDS))
     add(folder, "delta", 0, 9.0, until=30)
     rows = tables.missing(summary(folder)).rows
     assert rows[0] == ("delta", "half-done", "0", "30 of 100", "0.002", "equal tokens; equal seconds", "")
     assert ("delta", "not begun", "1, 2", "0 of 100", "0.002", "equal tokens; equal seconds", "") in rows
     assert ("plain", "not begun", "0, 1, 2", "0 of 200", "0.002", "equal seconds", "") in rows
+    assert reporting.main([str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "HALF-DONE, left out: delta seed 0\n" in printed
+    assert "NOT BEGUN, left out: plain seed 0 (2 runs), plain seed 1 (2 runs), plain seed 2 (2 runs)" in printed
 
 
 def test_a_tuned_reading_takes_the_best_rate_of_the_sweep(tmp_path):
